@@ -1,1 +1,1 @@
-"""The page: a local chat server on the engine. The only package that imports gradio and fastapi."""
+"""The page: a local chat server on the engine. The only package that imports gradio."""

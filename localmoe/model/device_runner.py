@@ -1,5 +1,5 @@
 """Passes of one model on the GPU, and what the host does between them: tell the policy, issue the copies
-that it wants, upload the residency table, take over what a pass reports. Chooses no tokens; whole greedy
+that it wants, upload the residency table, take over what a pass reports. Chooses no tokens; whole
 steps are device_steps'.
 """
 

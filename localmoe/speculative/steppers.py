@@ -1,6 +1,6 @@
 """One speculative step: draft, verify, accept, roll back. Two ways: pass by pass with the host in between,
-which takes any drafter; and whole on the GPU, with the model's own draft or none. Decides no draft length and
-emits nothing.
+which takes any drafter; and whole on the GPU, with the model's own draft or MTP layer, what was looked up, or
+nothing. Decides no draft length and emits nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Runs what tables need and is not there yet, cell by cell, and keeps each result at once. Chooses no "
-"cells."""
+"""Runs what tables need and is not there yet, cell by cell, and keeps each result at once. Chooses no
+cells."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def run_cells(
 
 
 def differing(run: Run) -> list[str]:
-    """Datasets whose cells did not all give the same tokens; none may differ where acceptance is the "
-    "model's."""
+    """Datasets whose cells did not all give the same tokens; none may differ where acceptance is the
+    model's."""
     found: dict[str, set[object]] = {}
     for key, figures in run.cells.items():
         if "tokens_sha256" in figures:
