@@ -15,8 +15,8 @@ from localmoe.model.pass_kinds import WINDOW_BUCKETS
 
 WINDOW = WINDOW_BUCKETS[-1]  # tokens
 MOST_ASKED = DEVICE_PREFILL_CHUNK  # tokens of a pass that asks
-# tokens, and more than a template puts before an answer, which the last pass has at least: recurrent layers
-# can go back to where that begins
+# tokens, and more than a template puts before an answer, which the last pass has at least, unless it is the
+# only one: recurrent layers can go back to where that begins
 BEFORE_THE_END = 32
 _LEAST = 24  # tokens of a window that tells anything
 _TELLING = 1024  # tokens of a streamed pass that takes as long as the link
@@ -59,9 +59,9 @@ class PromptWays:
             missing: experts of all layers that are in no slot.
         """
         if left <= self.most or not missing:
-            return min(left, longest)
+            return _leaving_an_end(left, longest)
         if self._only_asks:
-            return min(self.most, longest, left - BEFORE_THE_END)
+            return _leaving_an_end(left, min(self.most, longest))
         whole, rest = divmod(left, self.most)
         each, last, streamed = (
             self._asked_s(self.most),
@@ -69,10 +69,10 @@ class PromptWays:
             self._streamed_s(missing),
         )
         if each is None or last is None or streamed is None:
-            return min(left, longest)
+            return _leaving_an_end(left, longest)
         if whole * each + last >= _BETTER * streamed * -(-left // longest):
-            return min(left, longest)
-        return min(self.most, left - BEFORE_THE_END)
+            return _leaving_an_end(left, longest)
+        return _leaving_an_end(left, self.most)
 
     def guess(self, tokens: int) -> float:
         """Seconds of a pass of so many tokens that asks; 0 while no pass of about that length did."""
@@ -119,6 +119,11 @@ class PromptWays:
         """The budget is another one."""
         self._asked.clear()
         self._streams.clear()
+
+
+def _leaving_an_end(left: int, most: int) -> int:
+    """The next pass's tokens, at most so many of those that are left."""
+    return left if left <= most else min(most, left - BEFORE_THE_END)
 
 
 def _octave(tokens: int) -> int:

@@ -184,7 +184,8 @@ async def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     text = (
         f"There is no {request.method} {request.url.path} here: this server has GET /v1/models, GET /health, "
-        "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses and POST /v1/messages."
+        "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/messages and "
+        "POST /v1/messages/count_tokens."
     )
     answer = error_response(ApiError(error.status_code, text, code="not_found"), request.url.path)
     answer.headers.update(error.headers or {})  # Allow, of 405

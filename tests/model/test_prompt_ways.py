@@ -45,11 +45,19 @@ def test_all_of_a_prompt_is_run_in_passes_that_there_is_room_for(
         found = passes(ways, tokens, window_s, stream_s, missing)
         assert sum(rows for rows, _ in found) == tokens
         assert all(rows <= (most if way == "ask" else LONGEST) for rows, way in found)
-        several = [rows for rows, way in found if way == "ask"]
-        if len(several) == len(found) > 1:
-            assert several[-1] >= BEFORE_THE_END, "recurrent layers can go back to where the end begins"
+        if len(found) > 1:
+            assert found[-1][0] >= BEFORE_THE_END, "recurrent layers can go back to where the end begins"
         if not missing:  # nothing has to come
             assert len(found) == -(-tokens // LONGEST)
+
+
+@pytest.mark.parametrize("missing", [0, MISSING])
+def test_the_last_pass_is_no_shorter_than_what_a_template_ends_with(missing: int) -> None:
+    for count in (1, 2):
+        for more in range(1, BEFORE_THE_END + 2):
+            found = passes(PromptWays(tries=False), count * LONGEST + more, 0.1, 0.5, missing)
+            assert [rows for rows, _ in found[:-2]] == [LONGEST] * (count - 1)
+            assert found[-1][0] == max(more, BEFORE_THE_END) and found[-2][0] <= LONGEST
 
 
 @pytest.mark.parametrize("tries", [True, False])
