@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from localmoe.core.config import DraftLength
 from localmoe.tables.cells import Cell, Level, Subject
 from localmoe.tables.datasets import title_of
@@ -20,6 +22,7 @@ SYSTEMS: tuple[tuple[str, str, bool | str, bool], ...] = (
     ("moe-speq", "moe-speq", True, False),
     ("moe-speq, draft length auto", "moe-speq", "auto", False),
 )
+RESIDENT = (("resident", False), ("resident with drafting", True))  # all experts in slots, and the draft
 RIVALS = ("on-demand with drafting", "moe-infinity with drafting", "adapmoe with drafting")
 # MoE-SpeQ 4.2, high memory, A100-40G: ms a token, as far as the text gives them
 PAPER = (
@@ -37,20 +40,41 @@ def cell_of(subject: Subject, system: str, dataset: str, level: Level) -> Cell:
     return Cell(dataset, policy, length, slots)
 
 
+def resident_cell(subject: Subject, dataset: str, *, drafts: bool) -> Cell:
+    """Nothing is ever missing: the bound of offloading."""
+    return Cell(dataset, "on-demand", subject.draft_length if drafts else 0, subject.total_experts)
+
+
 def _cells(subject: Subject) -> list[Cell]:
-    return [
+    offloaded = [
         cell_of(subject, system, dataset, level)
         for level in MEMORIES
         for dataset in subject.datasets
         for system, *_ in SYSTEMS
     ]
+    resident = [
+        resident_cell(subject, dataset, drafts=drafts)
+        for dataset in subject.datasets
+        for _, drafts in RESIDENT
+    ]
+    return [*offloaded, *resident]
 
 
-def _tpots(run: Run, system: str, level: Level) -> list[float | None]:
+def _tpots(run: Run, cells: Sequence[Cell]) -> list[float | None]:
     """By dataset, and the average of those that ran."""
-    cells = [cell_of(run.subject, system, dataset, level) for dataset in run.subject.datasets]
     found = [value(run.get(cell), "tpot_s") for cell in cells]
     return [*found, mean(found)]
+
+
+def _resident_rows(run: Run) -> list[list[str]]:
+    """What ran of them; no system is compared with these."""
+    rows = []
+    for system, drafts in RESIDENT:
+        cells = [resident_cell(run.subject, name, drafts=drafts) for name in run.subject.datasets]
+        row = _tpots(run, cells)
+        if row[-1] is not None:
+            rows.append([f"all experts: {system}", *(ms(tpot) for tpot in row), "-"])
+    return rows
 
 
 def _section(run: Run) -> Section | None:
@@ -58,7 +82,10 @@ def _section(run: Run) -> Section | None:
     names = [*(title_of(name) for name in subject.datasets), "average"]
     section = Section(("memory: system", *names, "moe-speq is"), [])
     for level in MEMORIES:
-        found = {system: _tpots(run, system, level) for system, *_ in SYSTEMS}
+        found = {
+            system: _tpots(run, [cell_of(subject, system, name, level) for name in subject.datasets])
+            for system, *_ in SYSTEMS
+        }
         if all(row[-1] is None for row in found.values()):
             continue
         best = _best(found)
@@ -70,6 +97,8 @@ def _section(run: Run) -> Section | None:
         section.reasons += _reasons(run, found, best, level)
         if (_gain(found, best) or BEST_RATIO) < BEST_RATIO:
             section.reasons += _most_to_gain(run, level)
+    if section.rows:
+        section.rows += _resident_rows(run)
     return section if section.rows else None
 
 
@@ -181,9 +210,10 @@ FIG13 = Table(
     "the same memory it has the slots that fit where the draft would lie. SP-MoE's rivals draft as it "
     "does. Low and high are "
     'table 3\'s budgets. "moe-speq is" compares with the faster of its two rows; targets do too, as the '
-    "governor is part of MoE-SpeQ. GPQA's authors ask that its questions not be published: MT-Bench stands "
-    "in for it. Transformers' own offloading is measured by benchmarks/end_to_end.py (docs/log.md). The "
-    f"paper's figures that its text gives (high memory, A100-40G): {_PAPER_TEXT}; DeepSeek-V2-Lite: 4.8 "
+    "governor is part of MoE-SpeQ. Resident has all experts in memory, so nothing is offloaded: the bound of "
+    "systems without drafting, and with. GPQA's authors ask that its questions not be published: MT-Bench "
+    "stands in for it. Transformers' own offloading is measured by benchmarks/end_to_end.py (performance.md). "
+    f"The paper's figures that its text gives (high memory, A100-40G): {_PAPER_TEXT}; DeepSeek-V2-Lite: 4.8 "
     "times the speed of Transformers. Other machines and models than here, so ratios are what can be "
     "compared.",
     _cells,

@@ -111,6 +111,20 @@ def test_the_faster_of_moe_speqs_two_rows_counts() -> None:
     ]
 
 
+def test_all_experts_in_memory_is_a_bound_and_no_rival() -> None:
+    def resident(cell: Cell) -> Summary:
+        return {**plain(cell), "tpot_s": 0.001} if cell.num_slots == SUBJECT.total_experts else plain(cell)
+
+    section = section_of("fig13", run_with(resident))
+    assert [row[0] for row in section.rows[-2:]] == [
+        "all experts: resident",
+        "all experts: resident with drafting",
+    ]
+    assert section.rows[-1][1:] == ["1.00 ms", "1.00 ms", "1.00 ms", "-"]
+    assert section.targets == section_of("fig13", run_with(plain)).targets
+    assert not any("resident" in reason for reason in section.reasons)
+
+
 def test_ablations_are_shares_of_the_full_speed() -> None:
     def ablated(cell: Cell) -> Summary:
         slow = (1.0 if cell.switches.copies_beside else 0.97) * (1.0 if cell.switches.fused_draft else 0.5)
