@@ -212,7 +212,7 @@ FIG13 = Table(
     'table 3\'s budgets. "moe-speq is" compares with the faster of its two rows; targets do too, as the '
     "governor is part of MoE-SpeQ. Resident has all experts in memory, so nothing is offloaded: the bound of "
     "systems without drafting, and with. GPQA's authors ask that its questions not be published: MT-Bench "
-    "stands in for it. Transformers' own offloading is measured by benchmarks/end_to_end.py (performance.md). "
+    "stands in for it. Transformers' own offloading: benchmarks/end_to_end.py, performance.md. "
     f"The paper's figures that its text gives (high memory, A100-40G): {_PAPER_TEXT}; DeepSeek-V2-Lite: 4.8 "
     "times the speed of Transformers. Other machines and models than here, so ratios are what can be "
     "compared.",
