@@ -11,6 +11,7 @@ from localmoe.core.config import DraftLength
 from localmoe.core.switches import DEFAULT_SWITCHES, Switches
 
 MIXED = "mixed"  # the first prompts of every dataset
+RESIDENT = "resident"  # no policy: all experts are in slots when the first prompt comes
 Level = Literal["low", "medium", "high"]
 LEVELS: tuple[Level, ...] = ("low", "medium", "high")
 # MoE-SpeQ's cache sizes (table 3), of 64 experts a layer with 6 a token
@@ -20,7 +21,8 @@ _PAPER_EXPERTS, _PAPER_TOP_K = 64, 6
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One setting: who prefetches, how many tokens are drafted, experts in device memory, what is off."""
+    """One setting: who prefetches (or RESIDENT), how many tokens are drafted, experts in device memory, and
+    what is off."""
 
     dataset: str
     policy: str

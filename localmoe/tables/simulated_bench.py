@@ -19,7 +19,8 @@ from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_sources import windows
-from localmoe.tables.cells import Cell, Subject
+from localmoe.prefetch.simulator_types import Window
+from localmoe.tables.cells import RESIDENT, Cell, Subject
 from localmoe.tables.engine_bench import RANDOM_TOKENS, Amount
 
 _COMPUTE_BYTES = 2  # a weight's on the device
@@ -77,18 +78,24 @@ class SimulatedBench:
             return {"refused": f"{needed / 1e9:.1f} GB do not fit the {room}."}
         rates = Rates(self._card.rates.device_bytes_per_s, self._card.rates.link_bytes_per_s)
         machine = predict_machine(footprint, cell.num_slots, rates)
-        story = windows(
-            SyntheticModel(
-                self._synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
-            ),
-            draft_length=cell.draft_length,
-            answers=self._amount.prompts,
-            prompt_tokens=self._amount.prompt_tokens,
-            new_tokens=self._amount.max_new_tokens,
-            whole_window=cell.switches.whole_window,
-            seed=self._synthetic.seed,
+        resident = cell.policy == RESIDENT
+        story = list(
+            windows(
+                SyntheticModel(
+                    self._synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
+                ),
+                draft_length=cell.draft_length,
+                answers=self._amount.prompts,
+                prompt_tokens=self._amount.prompt_tokens,
+                new_tokens=self._amount.max_new_tokens,
+                whole_window=cell.switches.whole_window,
+                seed=self._synthetic.seed,
+            )
         )
-        tally = simulate(cell.policy, machine, story)
+        again = sum(isinstance(part, Window) for part in story) if resident else 0
+        tally = simulate(
+            "on-demand" if resident else cell.policy, machine, 2 * story if resident else story, warm_up=again
+        )
         counters, stats = tally.counters, tally.counters.freeze()
         tokens = max(1, counters.new_tokens - 1)
         return {

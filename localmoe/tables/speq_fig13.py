@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localmoe.core.config import DraftLength
-from localmoe.tables.cells import Cell, Level, Subject
+from localmoe.tables.cells import RESIDENT, Cell, Level, Subject
 from localmoe.tables.datasets import title_of
 from localmoe.tables.section import Bars, Section, Table, Target, mean, ms, ratio, times, value
 from localmoe.tables.store import Run
@@ -22,7 +22,7 @@ SYSTEMS: tuple[tuple[str, str, bool | str, bool], ...] = (
     ("moe-speq", "moe-speq", True, False),
     ("moe-speq, draft length auto", "moe-speq", "auto", False),
 )
-RESIDENT = (("resident", False), ("resident with drafting", True))  # all experts in slots, and the draft
+BOUNDS = (("resident", False), ("resident with drafting", True))
 RIVALS = ("on-demand with drafting", "moe-infinity with drafting", "adapmoe with drafting")
 # MoE-SpeQ 4.2, high memory, A100-40G: ms a token, as far as the text gives them
 PAPER = (
@@ -42,7 +42,7 @@ def cell_of(subject: Subject, system: str, dataset: str, level: Level) -> Cell:
 
 def resident_cell(subject: Subject, dataset: str, *, drafts: bool) -> Cell:
     """Nothing is ever missing: the bound of offloading."""
-    return Cell(dataset, "on-demand", subject.draft_length if drafts else 0, subject.total_experts)
+    return Cell(dataset, RESIDENT, subject.draft_length if drafts else 0, subject.total_experts)
 
 
 def _cells(subject: Subject) -> list[Cell]:
@@ -53,9 +53,7 @@ def _cells(subject: Subject) -> list[Cell]:
         for system, *_ in SYSTEMS
     ]
     resident = [
-        resident_cell(subject, dataset, drafts=drafts)
-        for dataset in subject.datasets
-        for _, drafts in RESIDENT
+        resident_cell(subject, dataset, drafts=drafts) for dataset in subject.datasets for _, drafts in BOUNDS
     ]
     return [*offloaded, *resident]
 
@@ -69,7 +67,7 @@ def _tpots(run: Run, cells: Sequence[Cell]) -> list[float | None]:
 def _resident_rows(run: Run) -> list[list[str]]:
     """What ran of them; no system is compared with these."""
     rows = []
-    for system, drafts in RESIDENT:
+    for system, drafts in BOUNDS:
         cells = [resident_cell(run.subject, name, drafts=drafts) for name in run.subject.datasets]
         row = _tpots(run, cells)
         if row[-1] is not None:
@@ -210,9 +208,9 @@ FIG13 = Table(
     "the same memory it has the slots that fit where the draft would lie. SP-MoE's rivals draft as it "
     "does. Low and high are "
     'table 3\'s budgets. "moe-speq is" compares with the faster of its two rows; targets do too, as the '
-    "governor is part of MoE-SpeQ. Resident has all experts in memory, so nothing is offloaded: the bound of "
-    "systems without drafting, and with. GPQA's authors ask that its questions not be published: MT-Bench "
-    "stands in for it. Transformers' own offloading: benchmarks/end_to_end.py, performance.md. "
+    "governor is part of MoE-SpeQ. Resident has all experts in memory from the beginning, the others begin "
+    "with none: the bound of systems without drafting, and with. GPQA's authors ask that its questions not "
+    "be published: MT-Bench stands in for it. Transformers' own offloading: benchmarks/end_to_end.py. "
     f"The paper's figures that its text gives (high memory, A100-40G): {_PAPER_TEXT}; DeepSeek-V2-Lite: 4.8 "
     "times the speed of Transformers. Other machines and models than here, so ratios are what can be "
     "compared.",

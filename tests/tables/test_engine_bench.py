@@ -14,7 +14,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import DraftError, LocalMoeError
 from localmoe.core.switches import Switches
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
-from localmoe.tables.cells import Cell
+from localmoe.tables.cells import RESIDENT, Cell
 from localmoe.tables.engine_bench import RANDOM_TOKENS, Amount, EngineBench
 from localmoe.tables.registry import TABLES
 
@@ -71,6 +71,10 @@ def test_a_cell_runs_as_it_says(tiny: Tiny) -> None:
         assert bench.measure(cells[1])["tokens_sha256"] == plain["tokens_sha256"], (
             "it goes on after a refusal"
         )
+        for length in (0, 3):
+            bound = bench.measure(Cell("c4", RESIDENT, length, subject.total_experts))
+            assert (bound["hit_rate"], bound["prompts"], bound["policy"]) == (1, 2, RESIDENT)
+            assert bound["tokens_sha256"] == plain["tokens_sha256"]
 
 
 def test_a_shape_runs_random_tokens_and_says_what_is_simulated() -> None:

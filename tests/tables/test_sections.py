@@ -8,7 +8,7 @@ import pytest
 from handmade import PAPER_SHAPE, SUBJECT, plain, run_with
 
 from localmoe.engine.bench_row import Summary
-from localmoe.tables.cells import Cell
+from localmoe.tables.cells import RESIDENT, Cell
 from localmoe.tables.registry import TABLES
 from localmoe.tables.section import Section
 from localmoe.tables.sharing import measure_sharing, sharing_section
@@ -113,7 +113,7 @@ def test_the_faster_of_moe_speqs_two_rows_counts() -> None:
 
 def test_all_experts_in_memory_is_a_bound_and_no_rival() -> None:
     def resident(cell: Cell) -> Summary:
-        return {**plain(cell), "tpot_s": 0.001} if cell.num_slots == SUBJECT.total_experts else plain(cell)
+        return {**plain(cell), "tpot_s": 0.001} if cell.policy == RESIDENT else plain(cell)
 
     section = section_of("fig13", run_with(resident))
     assert [row[0] for row in section.rows[-2:]] == [

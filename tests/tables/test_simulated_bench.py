@@ -10,7 +10,7 @@ import pytest
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.hardware.cards import CARDS
-from localmoe.tables.cells import Cell
+from localmoe.tables.cells import RESIDENT, Cell
 from localmoe.tables.engine_bench import RANDOM_TOKENS, Amount
 from localmoe.tables.simulated_bench import SimulatedBench
 from localmoe.tables.store import read_results
@@ -39,6 +39,16 @@ def test_more_slots_hit_more_often_and_are_faster(bench: SimulatedBench) -> None
     assert few["hit_rate"] < more["hit_rate"] and few["tpot_s"] > more["tpot_s"] > 0
     assert few["tokens_per_s"] == pytest.approx(1 / few["tpot_s"], rel=0.01)
     assert few["h2d_bytes_per_token"] > more["h2d_bytes_per_token"] > 0
+
+
+@pytest.mark.parametrize("length", [0, 4])
+def test_where_all_experts_are_there_from_the_beginning_nothing_is_copied(
+    bench: SimulatedBench, length: int
+) -> None:
+    bound = bench.measure(Cell(RANDOM_TOKENS, RESIDENT, length, 1440))
+    begun = bench.measure(Cell(RANDOM_TOKENS, "on-demand", length, 1440))
+    assert (bound["hit_rate"], bound["h2d_bytes_per_token"]) == (1, 0) and begun["hit_rate"] < 1
+    assert bound["tpot_s"] < begun["tpot_s"] and bound["steps"] == begun["steps"]
 
 
 def test_what_the_card_has_no_room_for_is_refused(bench: SimulatedBench) -> None:
