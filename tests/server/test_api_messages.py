@@ -206,6 +206,18 @@ def test_an_answer_that_is_begun_is_continued(
     assert told(engine).messages[-1].content == (said or "hello")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_call_with_half_of_a_pair_is_one_that_goes_back(
+    streamed: bool, client: anthropic.Anthropic
+) -> None:
+    """As a model escapes what it does not end: no text in UTF-8 has it, and no prompt."""
+    answer = ask(client, CALL.replace("Paris", "\\ud83d!"), tools=[WEATHER], streamed=streamed)
+    (call,) = answer.content
+    assert call.type == "tool_use" and call.input == {"city": "\ufffd!"}
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "Sunny."}
+    ask(client, messages=[*HELLO, answer.to_param(), {"role": "user", "content": [result]}], tools=[WEATHER])
+
+
 @pytest.mark.parametrize(
     ("choice", "must_call", "offered"),
     [
