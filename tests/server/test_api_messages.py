@@ -133,11 +133,28 @@ def test_each_event_is_one_that_the_client_knows(server: Api) -> None:
         found = known.validate_json(data.removeprefix("data: "))
         kinds.append(found.type)
         assert name == f"event: {found.type}"
-    block = ["content_block_start", "content_block_delta", "content_block_stop"]
-    assert kinds == ["message_start", *block * 3, "message_delta", "message_stop"]
+    begun, more, end = "content_block_start", "content_block_delta", "content_block_stop"
+    blocks = [begun, more, more, end, *[begun, more, end] * 2]  # thoughts have their signature too
+    assert kinds == ["message_start", *blocks, "message_delta", "message_stop"]
     whole = server.client.post(PATH, json=body).json()
     Answer.model_validate(whole, strict=True)
     assert whole["localmoe"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize("behind", ["b", "", CALL])
+def test_thoughts_in_a_stream_end_with_a_signature(behind: str, client: anthropic.Anthropic) -> None:
+    """Some clients, as Vercel's AI SDK, drop thoughts without one from the next request."""
+    with client.messages.stream(
+        model="scripted", max_tokens=50, tools=[WEATHER],
+        messages=[{"role": "user", "content": f"<think>a|b</think>{behind}"}],
+    ) as stream:  # fmt: skip
+        events = [one for one in stream if one.type in ("content_block_delta", "content_block_stop")]
+    signed = [
+        one for one in events if one.type == "content_block_delta" and one.delta.type == "signature_delta"
+    ]
+    (place,) = [events.index(one) for one in signed]
+    assert signed[0].delta.signature == "" and signed[0].index == 0
+    assert (events[place + 1].type, events[place + 1].index) == ("content_block_stop", 0)
 
 
 def test_turns_are_told_as_templates_take_them(client: anthropic.Anthropic, engine: ScriptedEngine) -> None:
