@@ -224,6 +224,14 @@ def test_a_stop_string_ends_the_engines_work_and_other_text_is_held_back_no_long
     assert api.events(messages=says("a|ST"), stop="STOP")[-2]["choices"][0]["delta"] == {"content": "ST"}
 
 
+@pytest.mark.parametrize("number", [1, 12, 63])
+def test_a_list_of_stop_strings_may_be_as_long_as_editors_send_it(number: int, api: Api) -> None:
+    """Continue sends the marks of a model's template and what begins a declaration in a language."""
+    stops = [*(f"\nword{i} " for i in range(number)), "STOP"]
+    choice = api.post(messages=says("a|b ST|OP|c"), stop=stops).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("ab ", "stop")
+
+
 def test_the_servers_end_says_nothing_of_where_it_waited_for_the_rest_of_a_request(
     engine: ScriptedEngine, capfd: pytest.CaptureFixture[str]
 ) -> None:
