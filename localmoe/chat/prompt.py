@@ -11,12 +11,10 @@ from typing import Any, Protocol
 
 import transformers
 
-from localmoe.chat.harmony import as_messages, harmony_marks
-from localmoe.chat.reasoning import resumed
+from localmoe.chat.begun_answer import begun_text
 from localmoe.chat.said_text import SaidText, piece_ids
 from localmoe.chat.templates import adopt_template, as_parts, as_turns, in_own_form, knows_tools, takes_parts
 from localmoe.chat.thinking import NO_WAYS, ThinkingWays, find_ways
-from localmoe.chat.thought_marks import thought_marks
 from localmoe.chat.tokenizer_errors import reading_tokenizer
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
@@ -108,7 +106,7 @@ class PromptEncoder:
         if request.prompt is not None:
             ids = self._raw(request.prompt, context)
         elif request.continue_answer:
-            ids = self._chat(request, request.messages[:-1], context, request.messages[-1].content)
+            ids = self._chat(request, request.messages[:-1], context, request.messages[-1])
         else:
             ids = self._chat(request, request.messages, context)
         if ids and max(ids) >= self._vocab_size:
@@ -126,7 +124,7 @@ class PromptEncoder:
         """
         mark = ""
         if self.has_template:
-            said, mark = self._said.marked([Message("user", text)], "")
+            said, mark = self._said.marked([Message("user", text)], None)
             text = said.messages[0].content
         return len(self._tokens(text, None, mark, add_special_tokens=False, verbose=False))
 
@@ -166,7 +164,11 @@ class PromptEncoder:
         return found if isinstance(found, int) else None
 
     def _chat(
-        self, request: GenerationRequest, messages: Sequence[Message], context: int, answer: str = ""
+        self,
+        request: GenerationRequest,
+        messages: Sequence[Message],
+        context: int,
+        begun: Message | None = None,
     ) -> list[int]:
         """The messages, and the beginning of an answer that is continued.
 
@@ -176,13 +178,11 @@ class PromptEncoder:
         if request.tools:
             self._check_tools()
         if not self.has_template:
-            return self._raw(_plain_dialogue(messages) + answer, context)
-        said, mark = self._said.marked(in_own_form(self.tokenizer, messages), answer, request.tools)
+            return self._raw(_plain_dialogue(messages) + (begun.content if begun else ""), context)
+        said, mark = self._said.marked(in_own_form(self.tokenizer, messages), begun, request.tools)
         text = self._rendered(said.messages, said.tools, self.thinking.variables(request.thinking))
-        if answer:
-            channels = harmony_marks(self.tokenizer)
-            marks = thought_marks(self.tokenizer)
-            text = text + as_messages(said.answer) if channels else resumed(text, said.answer, marks)
+        if said.begun is not None and said.begun.content:
+            text = begun_text(self.tokenizer, text, said.begun)
         return self._tokens(text, context, mark, add_special_tokens=False)
 
     def _check_tools(self) -> None:

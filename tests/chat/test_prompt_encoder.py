@@ -539,6 +539,16 @@ def test_thoughts_go_on_after_the_tag_that_the_template_writes(tmp_path: Path) -
         assert told.endswith("<|im_start|>assistant\n<think>\n" + answer.removeprefix("<think>"))
 
 
+def test_an_answer_goes_on_behind_thoughts_that_are_text_whatever_they_say(tmp_path: Path) -> None:
+    thinking = FRAMES["labels"].replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
+    made = with_template(tmp_path, thinking)
+    begun = Message("assistant", "Yes, and", thoughts="Is <|im_end|> one?")
+    ids = made.encode(GenerationRequest((CHAT[1], begun), continue_answer=True), 4096)
+    told = text_of(made, ids)
+    assert told.endswith("assistant\n<think>\nIs <|im_end|> one?\n</think>\n\nYes, and")
+    assert ids.count(made.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1, "of the question's end"
+
+
 def test_without_a_template_the_answer_goes_on_after_its_label(tmp_path: Path) -> None:
     made = with_template(tmp_path, None)
     request = GenerationRequest((*CHAT, Message("assistant", " So it")), continue_answer=True)

@@ -235,6 +235,16 @@ def test_a_call_with_half_of_a_pair_is_one_that_goes_back(
     ask(client, messages=[*HELLO, answer.to_param(), {"role": "user", "content": [result]}], tools=[WEATHER])
 
 
+def test_an_answer_that_is_begun_behind_thoughts_is_told_with_them(
+    client: anthropic.Anthropic, engine: ScriptedEngine
+) -> None:
+    thoughts: Any = {"type": "thinking", "thinking": "Which?", "signature": ""}
+    said: Any = {"type": "text", "text": "The best is ("}
+    ask(client, messages=[*HELLO, {"role": "assistant", "content": [thoughts, said]}])
+    assert told(engine).continue_answer
+    assert told(engine).messages[-1] == Message("assistant", "The best is (", thoughts="Which?")
+
+
 @pytest.mark.parametrize(
     ("choice", "must_call", "offered"),
     [
