@@ -35,6 +35,15 @@ def test_what_a_request_leaves_out_is_the_servers_and_what_it_says_is_its_own(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("given", "held"), [(1e-8, 0.0), (9e-4, 0.0), (1e-3, 1e-3), (0, 0), (-0.0, 0)])
+def test_a_temperature_of_next_to_nothing_is_none(
+    given: float, held: float, api: Api, engine: ScriptedEngine
+) -> None:
+    """Ragas asks for 1e-8 where it wants the likeliest answer."""
+    assert api.post(temperature=given).status_code == 200
+    assert engine.last is not None and engine.last.sampling.temperature == held
+
+
 @pytest.mark.parametrize(
     ("body", "thinking"),
     [
