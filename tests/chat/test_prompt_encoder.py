@@ -480,6 +480,25 @@ def test_a_template_that_wants_the_system_first_is_told_of_all_else_as_it_is(tmp
     assert text_of(made, ids) == "s[a\n\nb]u[hello]u[?]t[12:00]u[c]u[?]"
 
 
+@pytest.mark.parametrize("call_id", ["call_7f3aQ", "toolu_01", "", "é", "abc123def"])
+def test_a_template_that_wants_short_ids_of_calls_is_told_such(call_id: str, tmp_path: Path) -> None:
+    """As Mixtral's, of nine letters and digits; the same as long as the chat goes on."""
+    wrong = "{% if i | length != 9 %}{{ raise_exception('Ids have 9.') }}{% endif %}[{{ i }}]"
+    made = with_template(
+        tmp_path, "{% for m in messages %}{% if m.role == 'tool' %}{% set i = m.tool_call_id %}" + wrong
+        + "{% else %}{{ m.content }}{% for c in m.tool_calls or [] %}{% set i = c.id %}" + wrong
+        + "{% endfor %}{% endif %}{% endfor %}",
+    )  # fmt: skip
+    call = ToolCall("now", "{}", call_id)
+    said = (CHAT[1], CHAT[3], Message("assistant", "", (call,)), Message("tool", "", tool_call_id=call_id))
+    told = text_of(made, made.encode(GenerationRequest(messages=said), 4096))
+    start, first, second, *_ = told.replace("]", "").split("[")
+    assert (start, first, len(first)) == ("hello?", second, 9) and first.isalnum()
+    assert first == call_id or call_id != "abc123def"
+    longer = text_of(made, made.encode(GenerationRequest(messages=(*said, *said)), 4096))
+    assert longer == told * 2
+
+
 def test_a_template_that_takes_any_conversation_is_told_of_it_as_it_is(tmp_path: Path) -> None:
     made = with_template(tmp_path, "{% for m in messages %}{{ m.role[0] }}[{{ m.content }}]{% endfor %}")
     messages = [Message("user", "a"), Message("user", "b"), Message("system", "c"), CALLED[2], CHAT[3]]
