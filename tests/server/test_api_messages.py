@@ -295,6 +295,27 @@ def test_sampling_schema_and_the_engines_own_fields_are_told(
     assert request.json_schema is not None and json.loads(request.json_schema) == schema
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORM = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("fields", "schema"),
+    [
+        ({"output_format": FORM}, SCHEMA), ({"output_format": None}, None),
+        ({"output_config": {"format": FORM}, "output_format": {**FORM, "schema": {"type": "null"}}}, SCHEMA),
+        ({"output_config": {"effort": "low"}, "output_format": FORM}, SCHEMA),
+    ],
+)  # fmt: skip
+def test_the_older_name_of_a_schema_is_known_too(
+    fields: dict[str, Any], schema: Any, server: Api, engine: ScriptedEngine
+) -> None:
+    """Clients of 2025 send it."""
+    assert server.client.post(PATH, json={"messages": HELLO, **fields}).status_code == 200
+    asked = told(engine).json_schema
+    assert (None if asked is None else json.loads(asked)) == schema
+
+
 def test_names_that_clients_have_built_in_are_answered_by_the_loaded_model(
     client: anthropic.Anthropic,
 ) -> None:
