@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from localmoe.chat.harmony import CHANNEL, END, MESSAGE, START, harmony_marks
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
-from localmoe.chat.schema_limits import check_multiples, check_texts
+from localmoe.chat.schema_limits import check_multiples, check_texts, with_known_formats
 from localmoe.chat.thought_marks import thought_marks
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
@@ -90,7 +90,7 @@ def json_of(schema: dict[str, Any]) -> str:
     check_multiples(schema)
     check_texts(schema)
     options = {"whitespace_pattern": _WHITE_SPACE, "json_allowed_escapes": _ESCAPES}
-    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+    return f"%json {json.dumps({**with_known_formats(schema), 'x-guidance': options})}"
 
 
 def knows_thoughts(tokenizer: Any) -> bool:

@@ -10,6 +10,7 @@ from localmoe.chat.json_numbers import finite
 from localmoe.core.tools import ToolCall
 
 _NAME = re.compile("[^\\s<>{}\ud800-\udfff]+")
+_HALVES = re.compile("[\ud800-\udfff]")
 # models write line breaks into strings as they are
 JSON = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=finite)
 
@@ -34,11 +35,9 @@ def _as_json(arguments: dict[str, Any]) -> str:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except TypeError as error:
         raise ValueError("no arguments") from error
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a pair, which a model wrote as an escape: it stays one
-        return json.dumps(arguments, allow_nan=False)
-    return text
+    # half of a pair, which a model wrote as an escape: many readers of JSON refuse it, and so does the prompt
+    # that the call goes back in
+    return _HALVES.sub("\ufffd", text)
 
 
 def _object(found: Any) -> ToolCall:

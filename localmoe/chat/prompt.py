@@ -11,13 +11,12 @@ from typing import Any, Protocol
 
 import transformers
 
-from localmoe.chat.harmony import as_messages, harmony_marks
-from localmoe.chat.reasoning import resumed
+from localmoe.chat.begun_answer import begun_text
 from localmoe.chat.said_text import SaidText, piece_ids
 from localmoe.chat.templates import adopt_template, as_parts, as_turns, in_own_form, knows_tools, takes_parts
 from localmoe.chat.thinking import NO_WAYS, ThinkingWays, find_ways
-from localmoe.chat.thought_marks import thought_marks
 from localmoe.chat.tokenizer_errors import reading_tokenizer
+from localmoe.chat.turn_taking import tellings
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
 from localmoe.core.tools import Tool
@@ -107,10 +106,8 @@ class PromptEncoder:
             return _fitting(ids, context, self._max_context)
         if request.prompt is not None:
             ids = self._raw(request.prompt, context)
-        elif request.continue_answer:
-            ids = self._chat(request, request.messages[:-1], context, request.messages[-1].content)
         else:
-            ids = self._chat(request, request.messages, context)
+            ids = self._chat(request, context)
         if ids and max(ids) >= self._vocab_size:
             raise ConfigError(
                 f"The tokenizer in {self._folder} writes token {max(ids)}, but this model has only 0 to "
@@ -126,7 +123,7 @@ class PromptEncoder:
         """
         mark = ""
         if self.has_template:
-            said, mark = self._said.marked([Message("user", text)], "")
+            said, mark = self._said.marked([Message("user", text)], None)
             text = said.messages[0].content
         return len(self._tokens(text, None, mark, add_special_tokens=False, verbose=False))
 
@@ -165,9 +162,7 @@ class PromptEncoder:
         found = getattr(config.get_text_config(), "max_position_embeddings", None)
         return found if isinstance(found, int) else None
 
-    def _chat(
-        self, request: GenerationRequest, messages: Sequence[Message], context: int, answer: str = ""
-    ) -> list[int]:
+    def _chat(self, request: GenerationRequest, context: int) -> list[int]:
         """The messages, and the beginning of an answer that is continued.
 
         The latter goes after the prompt that the model had answered, so that it reads what it had written.
@@ -175,14 +170,14 @@ class PromptEncoder:
         those of reasoning models change them (thoughts are cut out or given another frame)."""
         if request.tools:
             self._check_tools()
+        messages = request.messages[:-1] if request.continue_answer else request.messages
+        begun = request.messages[-1] if request.continue_answer else None
         if not self.has_template:
-            return self._raw(_plain_dialogue(messages) + answer, context)
-        said, mark = self._said.marked(in_own_form(self.tokenizer, messages), answer, request.tools)
+            return self._raw(_plain_dialogue(messages) + (begun.content if begun else ""), context)
+        said, mark = self._said.marked(in_own_form(self.tokenizer, messages), begun, request.tools)
         text = self._rendered(said.messages, said.tools, self.thinking.variables(request.thinking))
-        if answer:
-            channels = harmony_marks(self.tokenizer)
-            marks = thought_marks(self.tokenizer)
-            text = text + as_messages(said.answer) if channels else resumed(text, said.answer, marks)
+        if said.begun is not None and said.begun.content:
+            text = begun_text(self.tokenizer, text, said.begun)
         return self._tokens(text, context, mark, add_special_tokens=False)
 
     def _check_tools(self) -> None:
@@ -197,12 +192,11 @@ class PromptEncoder:
         self, messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, Any]
     ) -> str:
         form: Callable[[str], object] = as_parts if self._parts else str
-        called = any(message.tool_calls for message in messages)
         refused: Exception | None = None
-        for parsed in (True, False) if called else (True,):  # some templates join arguments to other text
+        for told, parsed in tellings(messages):
             try:
                 text: str = self.tokenizer.apply_chat_template(
-                    as_turns(messages, form, parsed=parsed), tools=[tool.as_dict() for tool in tools] or None,
+                    as_turns(told, form, parsed=parsed), tools=[tool.as_dict() for tool in tools] or None,
                     tokenize=False, add_generation_prompt=True, **variables,
                 )  # fmt: skip
                 return text

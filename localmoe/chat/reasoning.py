@@ -64,11 +64,21 @@ def opens_reasoning(tokenizer: Any, prompt: Sequence[int]) -> bool:
 
 def resumed(opening: str, answer: str, marks: ThoughtMarks | None = None) -> str:
     """The text of an unfinished answer as it goes after `opening`, the template's beginning of an answer,
-    which may hold the tag that the answer begins with. marks: what the model writes in the place of tags."""
-    begun = OPEN
+    which may hold the tag that the answer begins with. Thoughts that it opens end at once where the answer
+    has none, and where it has ended them the answer goes on without its own. marks: what the model writes in
+    the place of tags."""
+    begun, closing, end = OPEN, CLOSE, f"\n{CLOSE}\n\n"
     if marks is not None:
-        begun, answer = marks.begun, _in_marks(answer, marks)
-    return opening + (answer.removeprefix(begun) if opening.rstrip().endswith(begun.rstrip()) else answer)
+        begun, closing = marks.begun, marks.closing
+        end = closing
+    ahead = opening.rstrip()
+    if ahead.endswith(closing) and (split := split_reasoning(answer)).finished:
+        return opening + split.answer
+    answer = answer if marks is None else _in_marks(answer, marks)
+    if not ahead.endswith(begun.rstrip()):
+        return opening + answer
+    thinks = answer.lstrip().startswith(begun)
+    return opening + (answer.lstrip().removeprefix(begun) if thinks else end + answer)
 
 
 def _in_marks(answer: str, marks: ThoughtMarks) -> str:

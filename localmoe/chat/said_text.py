@@ -26,10 +26,10 @@ Write = Callable[[str, frozenset[str]], str]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """All that a template gets. answer: the beginning of one that is continued."""
+    """All that a template gets. begun: an answer that is continued, which comes behind what it makes."""
 
     messages: tuple[Message, ...]
-    answer: str
+    begun: Message | None
     tools: tuple[Tool, ...]
 
 
@@ -52,10 +52,10 @@ class SaidText:
         self._names_in_answers = self._names - kept
 
     def marked(
-        self, messages: Sequence[Message], answer: str, tools: Sequence[Tool] = ()
+        self, messages: Sequence[Message], begun: Message | None, tools: Sequence[Tool] = ()
     ) -> tuple[Said, str]:
         """What is said, with the mark; and the mark, "" where nothing needs one."""
-        said = Said(tuple(messages), answer, tuple(tools))
+        said = Said(tuple(messages), begun, tuple(tools))
         texts: list[str] = []
         named: list[int] = []
 
@@ -96,9 +96,9 @@ class SaidText:
                 plain(message.tool_call_id), plain(message.thoughts),
             )  # fmt: skip
 
-        answer = write(said.answer, self._names_in_answers)
+        begun = said.begun and turn(said.begun)
         tools = tuple(Tool(tool.name, json(tool.definition)) for tool in said.tools)
-        return Said(tuple(map(turn, said.messages)), answer, tools)
+        return Said(tuple(map(turn, said.messages)), begun, tools)
 
     def _found(self, text: str, names: frozenset[str]) -> list[int]:
         """Where names begin, also of those that overlap."""

@@ -1,8 +1,9 @@
-"""What of a JSON schema would take its grammar minutes and gigabytes to make, and what that would leave out
-without a word. Makes none."""
+"""What of a JSON schema would take its grammar minutes and gigabytes to make, what that would leave out
+without a word, and what says nothing to it. Makes none."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ from localmoe.core.errors import ConfigError
 _MOST_REMAINDERS = 100_000
 _VALUES = frozenset(("const", "default", "enum", "examples"))  # no schemas, but where a reference leads there
 _NAMED = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
+# what texts can be held to; JSON Schema has any other format be a note for people, as "password" is
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
 _UNSPELT = re.compile("[\0-\7\x0b\x0e-\x1f\x7f]")  # what JSON has no short escape for
 
 
@@ -35,6 +40,16 @@ def check_texts(schema: Any) -> None:
                 "No answer can be held to this schema: a text of its const or enum holds "
                 f"{found[0]!a}, which is not written: leave it out."
             )
+
+
+def with_known_formats(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy without the formats that nothing is known of, for which grammars refuse all of a schema."""
+    copied: dict[str, Any] = json.loads(json.dumps(schema))
+    if not _refers_to_values(copied):  # else values would be changed, which may look like schemas
+        for part in _schemas(copied):
+            if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
+                del part["format"]
+    return copied
 
 
 def check_multiples(schema: Any) -> None:

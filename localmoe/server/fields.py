@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from localmoe.chat.call_values import is_tool_name
 from localmoe.server.errors import ApiError
 
-MAX_STOPS = 4
+MAX_STOPS = 64  # OpenAI takes 4, but editors send more, as what begins a declaration in some language
 MAX_PARTS = 50_000  # lists and objects of a body: more take seconds, in which nobody else is answered
 _IMAGES = ("image_url", "input_image", "image")
 

@@ -96,8 +96,11 @@ class MessagesForm:
             yield {"type": "content_block_delta", "index": self._index, "delta": part.more()}
 
     def _closed(self) -> Iterator[Json]:
-        if self._open:
-            self._open = ""
+        kind, self._open = self._open, ""
+        if kind == "thinking":  # clients send back only thoughts whose signature came, whatever it is
+            signature: Json = {"type": "signature_delta", "signature": ""}
+            yield {"type": "content_block_delta", "index": self._index, "delta": signature}
+        if kind:
             yield {"type": "content_block_stop", "index": self._index}
 
     def _message(self, content: Sequence[Json], delta: Delta, stop: Json) -> Json:

@@ -79,7 +79,7 @@ def _must_call(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[str, ...]:
 
 def _schema(body: MessagesRequest) -> str | None:
     """What the answer has to be JSON of."""
-    form = None if body.output_config is None else body.output_config.format
+    form = (None if body.output_config is None else body.output_config.format) or body.output_format
     return None if form is None else json.dumps(form.schema_)
 
 

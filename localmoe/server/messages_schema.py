@@ -159,7 +159,8 @@ class OutputConfig(Lenient):
 
 
 class MessagesRequest(AnyRequest):
-    """The body of POST /v1/messages, and of /v1/messages/count_tokens."""
+    """The body of POST /v1/messages, and of /v1/messages/count_tokens. output_format: the older name of
+    output_config.format."""
 
     messages: Annotated[list[MessageField], Field(fail_fast=True)]
     system: Annotated[str | None, BeforeValidator(_system)] = None
@@ -169,3 +170,4 @@ class MessagesRequest(AnyRequest):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingField | None = None
     output_config: OutputConfig | None = None
+    output_format: FormatField | None = None

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from localmoe.core.config import GenerationRequest, SamplingConfig, Thinking
+from localmoe.core.config import LEAST_TEMPERATURE, GenerationRequest, SamplingConfig, Thinking
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 from localmoe.core.types import Message
@@ -53,6 +53,8 @@ def order_of(
     """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
     given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if 0 < given.get("temperature", 0) < LEAST_TEMPERATURE:
+        given["temperature"] = 0.0  # as who says 1e-8 means it
     try:
         generation = replace(
             generation,

@@ -434,6 +434,78 @@ def test_the_reason_that_a_template_gives_reaches_the_user(tmp_path: Path) -> No
         encoder.encode(GenerationRequest(messages=CHAT), 4096)
 
 
+# in the manner of Mistral's, which counts neither calls nor results
+ALTERNATING = (
+    "{% set ns = namespace(i=0) %}{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('The system begins.') }}{% endif %}"
+    "{% if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
+    "{% set ns.i = ns.i + 1 %}{% endif %}{{ m.role[0] }}[{{ m.content }}{{ m.reasoning }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.arguments.zone }}){% endfor %}]{% endfor %}"
+)
+LOOKS = Message("assistant", "b", CALLED[1].tool_calls)
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        (CHAT, "s[Be brief.]u[hello]a[Hi!]u[?]"),
+        ([Message("user", one) for one in "abc"], "u[a\n\nb\n\nc]"),  # as Codex begins
+        ([Message("system", "a"), Message("system", "b"), *CALLED], "s[a\n\nb]u[when?]a[(CET)]t[12:00]"),
+        ([Message("user", "a"), Message("system", "b"), Message("assistant", "c")], "u[a\n\nb]a[c]"),
+        ([*CALLED, Message("user", "Briefly.")], "u[when?]a[(CET)]t[12:00\n\nBriefly.]"),
+        ([CHAT[1], Message("assistant", "a", thoughts="x"), LOOKS, CALLED[2], CHAT[2]],
+         "u[hello]a[a\n\nbx(CET)]t[12:00]a[Hi!]"),
+        ([*CALLED[:2], CALLED[1], CALLED[2], CALLED[2], CHAT[2], CHAT[3]],
+         "u[when?]a[(CET)]a[(CET)]t[12:00]t[12:00]a[Hi!]u[?]"),
+    ],
+)  # fmt: skip
+def test_a_template_that_wants_turns_is_told_of_any_conversation_in_turns(
+    messages: list[Message], told: str, tmp_path: Path
+) -> None:
+    request = GenerationRequest(messages=tuple(messages))
+    made = with_template(tmp_path, ALTERNATING)
+    assert text_of(made, made.encode(request, 4096)) == told
+
+
+def test_a_template_that_wants_the_system_first_is_told_of_all_else_as_it_is(tmp_path: Path) -> None:
+    """As Qwen3.5's, of several messages of the system's, which OpenCode sends, or of later ones."""
+    guard = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('First.') }}{% endif %}"
+    made = with_template(
+        tmp_path, f"{{% for m in messages %}}{guard}{{{{ m.role[0] }}}}[{{{{ m.content }}}}]{{% endfor %}}"
+    )
+    system = Message("system", "a"), Message("system", "b")
+    messages = (*system, CHAT[1], CHAT[3], CALLED[2], Message("system", "c"), CHAT[3])
+    ids = made.encode(GenerationRequest(messages=messages), 4096)
+    assert text_of(made, ids) == "s[a\n\nb]u[hello]u[?]t[12:00]u[c]u[?]"
+
+
+@pytest.mark.parametrize("call_id", ["call_7f3aQ", "toolu_01", "", "é", "abc123def"])
+def test_a_template_that_wants_short_ids_of_calls_is_told_such(call_id: str, tmp_path: Path) -> None:
+    """As Mixtral's, of nine letters and digits; the same as long as the chat goes on."""
+    wrong = "{% if i | length != 9 %}{{ raise_exception('Ids have 9.') }}{% endif %}[{{ i }}]"
+    made = with_template(
+        tmp_path, "{% for m in messages %}{% if m.role == 'tool' %}{% set i = m.tool_call_id %}" + wrong
+        + "{% else %}{{ m.content }}{% for c in m.tool_calls or [] %}{% set i = c.id %}" + wrong
+        + "{% endfor %}{% endif %}{% endfor %}",
+    )  # fmt: skip
+    call = ToolCall("now", "{}", call_id)
+    said = (CHAT[1], CHAT[3], Message("assistant", "", (call,)), Message("tool", "", tool_call_id=call_id))
+    told = text_of(made, made.encode(GenerationRequest(messages=said), 4096))
+    start, first, second, *_ = told.replace("]", "").split("[")
+    assert (start, first, len(first)) == ("hello?", second, 9) and first.isalnum()
+    assert first == call_id or call_id != "abc123def"
+    longer = text_of(made, made.encode(GenerationRequest(messages=(*said, *said)), 4096))
+    assert longer == told * 2
+
+
+def test_a_template_that_takes_any_conversation_is_told_of_it_as_it_is(tmp_path: Path) -> None:
+    made = with_template(tmp_path, "{% for m in messages %}{{ m.role[0] }}[{{ m.content }}]{% endfor %}")
+    messages = [Message("user", "a"), Message("user", "b"), Message("system", "c"), CALLED[2], CHAT[3]]
+    ids = made.encode(GenerationRequest(messages=tuple(messages)), 4096)
+    assert text_of(made, ids) == "u[a]u[b]s[c]t[12:00]u[?]"
+
+
 def write(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes(content) and None
 
@@ -537,6 +609,16 @@ def test_thoughts_go_on_after_the_tag_that_the_template_writes(tmp_path: Path) -
         request = GenerationRequest((CHAT[1], Message("assistant", answer)), continue_answer=True)
         told = text_of(made, made.encode(request, 4096))
         assert told.endswith("<|im_start|>assistant\n<think>\n" + answer.removeprefix("<think>"))
+
+
+def test_an_answer_goes_on_behind_thoughts_that_are_text_whatever_they_say(tmp_path: Path) -> None:
+    thinking = FRAMES["labels"].replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
+    made = with_template(tmp_path, thinking)
+    begun = Message("assistant", "Yes, and", thoughts="Is <|im_end|> one?")
+    ids = made.encode(GenerationRequest((CHAT[1], begun), continue_answer=True), 4096)
+    told = text_of(made, ids)
+    assert told.endswith("assistant\n<think>\nIs <|im_end|> one?\n</think>\n\nYes, and")
+    assert ids.count(made.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1, "of the question's end"
 
 
 def test_without_a_template_the_answer_goes_on_after_its_label(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_template_that_opens_the_thoughts_is_seen_and_not_repeated() -> None:
     assert not opens_reasoning(tokenizer, ids("<|im_start|>assistant\n"))
     assert resumed("A<think>\n", "<think>so far") == "A<think>\nso far"
     assert resumed("A", "<think>so far") == "A<think>so far"
-    assert resumed("A<think>\n", "no tag") == "A<think>\nno tag"
+    assert resumed("A<think>\n", "no tag") == "A<think>\n\n</think>\n\nno tag", "it is no thought"
 
 
 def test_a_text_of_nothing_but_thoughts_is_read_in_time_in_proportion_to_it() -> None:

@@ -17,6 +17,7 @@ from small_tokenizers import byte_fallback, byte_level, channels, special_though
 
 from localmoe.chat.answer_schema import answer_grammar, call_rules, schema_rules
 from localmoe.chat.reasoning import split_reasoning
+from localmoe.chat.schema_limits import FORMATS
 from localmoe.chat.text_stream import text_stream
 from localmoe.chat.token_grammar import AnswerGrammar, Vocabulary
 from localmoe.chat.tool_formats import FORCED, format_of
@@ -361,6 +362,38 @@ def test_schemas_that_cannot_be_held_to_are_refused_in_one_sentence(
     sentence = str(caught.value)
     assert words in sentence and "\n" not in sentence and sentence.endswith(".") and len(sentence) < 400
     assert not any(inside in sentence for inside in ("start:", "%json", "Parser", "coerce", "<state"))
+
+
+PATH = {"type": "string", "format": "path", "maxLength": 2}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (PATH, '"a/"', '"a/b"'), ({"type": ["string", "null"], "format": "int32"}, "null", "1"),
+        ({"enum": ["a"], "format": "x"}, '"a"', '"b"'),
+        ({"items": PATH, "type": "array"}, '["a"]', '["abc"]'),
+        ({"properties": {"format": PATH}, "type": "object"}, '{"format": "a"}', '{"format": "abc"}'),
+        ({"$ref": "#/$defs/format", "$defs": {"format": PATH}}, '"a"', '"abc"'),
+        ({"const": {"format": "path"}, "format": "path"}, '{"format": "path"}', "{}"),
+        ({"anyOf": [PATH, {"type": "string", "format": "date"}]}, '"2026-02-28"', '"2026-02-30"'),
+    ],
+)  # fmt: skip
+def test_a_format_that_nothing_is_known_of_is_a_note_and_all_else_is_held_to(
+    schema: dict[str, Any], good: str, bad: str
+) -> None:
+    """As JSON Schema has it: pydantic writes "path" and "password", OpenAPI "binary"."""
+    made, given = grammar(byte_level(), schema), json.dumps(schema)
+    for text, held in ((good, True), (bad, False)):
+        tokens = [*ids(byte_level(), text), *ends_of(byte_level())[:1]]
+        assert (made.valid([5, 6], tokens) == len(tokens)) is held
+    assert json.dumps(schema) == given
+
+
+@pytest.mark.parametrize("known", sorted(FORMATS))
+def test_formats_that_are_known_are_held_to(known: str) -> None:
+    tokens = ids(byte_level(), '"%%"')
+    assert grammar(byte_level(), {"type": "string", "format": known}).valid([5, 6], tokens) < len(tokens)
 
 
 @pytest.mark.parametrize("multiple", [123456789, 1000003, 123456.7891, 10**300 + 1, 3e-9 * 7777777])

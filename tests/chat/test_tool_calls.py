@@ -132,7 +132,7 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
          '{"s": "a\nb </tool_call> c"}}}</tool_call>',
          [("now", {"s": "a\nb </tool_call> c"})]),
         ("json", '<tool_call>{"name": "now", "arguments": {"a": "\\ud83d", "b": "é"}}</tool_call>',
-         [("now", {"a": "\ud83d", "b": "é"})]),
+         [("now", {"a": "\ufffd", "b": "é"})]),
         ("functions", "<function=now>\n</function>", [("now", {})]),
         ("functions", "<tool_call>\n<function=now>\n<parameter=s>\n a\n\nb </parameter> c\n</parameter>\n"
          "</function>\n<function=weather>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",

@@ -133,11 +133,28 @@ def test_each_event_is_one_that_the_client_knows(server: Api) -> None:
         found = known.validate_json(data.removeprefix("data: "))
         kinds.append(found.type)
         assert name == f"event: {found.type}"
-    block = ["content_block_start", "content_block_delta", "content_block_stop"]
-    assert kinds == ["message_start", *block * 3, "message_delta", "message_stop"]
+    begun, more, end = "content_block_start", "content_block_delta", "content_block_stop"
+    blocks = [begun, more, more, end, *[begun, more, end] * 2]  # thoughts have their signature too
+    assert kinds == ["message_start", *blocks, "message_delta", "message_stop"]
     whole = server.client.post(PATH, json=body).json()
     Answer.model_validate(whole, strict=True)
     assert whole["localmoe"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize("behind", ["b", "", CALL])
+def test_thoughts_in_a_stream_end_with_a_signature(behind: str, client: anthropic.Anthropic) -> None:
+    """Some clients, as Vercel's AI SDK, drop thoughts without one from the next request."""
+    with client.messages.stream(
+        model="scripted", max_tokens=50, tools=[WEATHER],
+        messages=[{"role": "user", "content": f"<think>a|b</think>{behind}"}],
+    ) as stream:  # fmt: skip
+        events = [one for one in stream if one.type in ("content_block_delta", "content_block_stop")]
+    signed = [
+        one for one in events if one.type == "content_block_delta" and one.delta.type == "signature_delta"
+    ]
+    (place,) = [events.index(one) for one in signed]
+    assert signed[0].delta.signature == "" and signed[0].index == 0
+    assert (events[place + 1].type, events[place + 1].index) == ("content_block_stop", 0)
 
 
 def test_turns_are_told_as_templates_take_them(client: anthropic.Anthropic, engine: ScriptedEngine) -> None:
@@ -206,6 +223,28 @@ def test_an_answer_that_is_begun_is_continued(
     assert told(engine).messages[-1].content == (said or "hello")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_call_with_half_of_a_pair_is_one_that_goes_back(
+    streamed: bool, client: anthropic.Anthropic
+) -> None:
+    """As a model escapes what it does not end: no text in UTF-8 has it, and no prompt."""
+    answer = ask(client, CALL.replace("Paris", "\\ud83d!"), tools=[WEATHER], streamed=streamed)
+    (call,) = answer.content
+    assert call.type == "tool_use" and call.input == {"city": "\ufffd!"}
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "Sunny."}
+    ask(client, messages=[*HELLO, answer.to_param(), {"role": "user", "content": [result]}], tools=[WEATHER])
+
+
+def test_an_answer_that_is_begun_behind_thoughts_is_told_with_them(
+    client: anthropic.Anthropic, engine: ScriptedEngine
+) -> None:
+    thoughts: Any = {"type": "thinking", "thinking": "Which?", "signature": ""}
+    said: Any = {"type": "text", "text": "The best is ("}
+    ask(client, messages=[*HELLO, {"role": "assistant", "content": [thoughts, said]}])
+    assert told(engine).continue_answer
+    assert told(engine).messages[-1] == Message("assistant", "The best is (", thoughts="Which?")
+
+
 @pytest.mark.parametrize(
     ("choice", "must_call", "offered"),
     [
@@ -254,6 +293,27 @@ def test_sampling_schema_and_the_engines_own_fields_are_told(
     assert (request.max_new_tokens, request.draft_length, request.strict) == (7, 2, True)
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.5, 0.9, 3)
     assert request.json_schema is not None and json.loads(request.json_schema) == schema
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORM = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("fields", "schema"),
+    [
+        ({"output_format": FORM}, SCHEMA), ({"output_format": None}, None),
+        ({"output_config": {"format": FORM}, "output_format": {**FORM, "schema": {"type": "null"}}}, SCHEMA),
+        ({"output_config": {"effort": "low"}, "output_format": FORM}, SCHEMA),
+    ],
+)  # fmt: skip
+def test_the_older_name_of_a_schema_is_known_too(
+    fields: dict[str, Any], schema: Any, server: Api, engine: ScriptedEngine
+) -> None:
+    """Clients of 2025 send it."""
+    assert server.client.post(PATH, json={"messages": HELLO, **fields}).status_code == 200
+    asked = told(engine).json_schema
+    assert (None if asked is None else json.loads(asked)) == schema
 
 
 def test_names_that_clients_have_built_in_are_answered_by_the_loaded_model(

@@ -49,7 +49,7 @@ from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
         ({"tool_choice": "any"}, "tool_choice"), ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"temperature": "hot"}, "temperature"), ({"temperature": True}, "temperature"),
         ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": "9"}, "max_tokens"),
-        ({"stream": "yes"}, "stream"), ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"),
+        ({"stream": "yes"}, "stream"), ({"stop": [""]}, "stop"), ({"stop": ["a"] * 65}, "stop"),
         ({"stop": 3}, "stop"), ({"n": 2}, "n"), ({"frequency_penalty": 0.1}, "frequency_penalty"),
         ({"presence_penalty": -1}, "presence_penalty"), ({"logit_bias": {"3": 1}}, "logit_bias"),
         ({"logprobs": True}, "logprobs"), ({"response_format": {"type": "grammar"}}, "response_format"),

@@ -35,6 +35,15 @@ def test_what_a_request_leaves_out_is_the_servers_and_what_it_says_is_its_own(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("given", "held"), [(1e-8, 0.0), (9e-4, 0.0), (1e-3, 1e-3), (0, 0), (-0.0, 0)])
+def test_a_temperature_of_next_to_nothing_is_none(
+    given: float, held: float, api: Api, engine: ScriptedEngine
+) -> None:
+    """Ragas asks for 1e-8 where it wants the likeliest answer."""
+    assert api.post(temperature=given).status_code == 200
+    assert engine.last is not None and engine.last.sampling.temperature == held
+
+
 @pytest.mark.parametrize(
     ("body", "thinking"),
     [
@@ -223,6 +232,14 @@ def test_a_stop_string_ends_the_engines_work_and_other_text_is_held_back_no_long
     ]
     assert texts == ["", "ab", "Sb", None]
     assert api.events(messages=says("a|ST"), stop="STOP")[-2]["choices"][0]["delta"] == {"content": "ST"}
+
+
+@pytest.mark.parametrize("number", [1, 12, 63])
+def test_a_list_of_stop_strings_may_be_as_long_as_editors_send_it(number: int, api: Api) -> None:
+    """Continue sends the marks of a model's template and what begins a declaration in a language."""
+    stops = [*(f"\nword{i} " for i in range(number)), "STOP"]
+    choice = api.post(messages=says("a|b ST|OP|c"), stop=stops).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("ab ", "stop")
 
 
 def test_the_servers_end_says_nothing_of_where_it_waited_for_the_rest_of_a_request(
