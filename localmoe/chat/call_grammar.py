@@ -1,7 +1,7 @@
-"""The grammar of an answer that may call tools, in llguidance's Lark: all that is no call is free, and a call
-is of a tool, with arguments of its schema. For notations that write arguments in JSON, parameters in tags
-(function_grammar), keys and values (keyed_grammar) or as Gemma 4 does (gemma_grammar), between marks that are
-tokens of their own. Chooses no tokens.
+"""The grammar of an answer that may call tools, in llguidance's Lark: a call is of a tool, with arguments of
+its schema, and all else is free, or the answer is JSON of a schema in the place of calls. For notations that
+write arguments in JSON, parameters in tags (function_grammar), keys and values (keyed_grammar) or as Gemma 4
+does (gemma_grammar), between marks that are tokens of their own. Chooses no tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from localmoe.chat.answer_schema import any_object, arguments_of, knows_thoughts
+from localmoe.chat.answer_schema import any_object, arguments_of, json_of, knows_thoughts
 from localmoe.chat.function_grammar import INVOKES, function_rules
 from localmoe.chat.gemma_grammar import MARKS as GEMMA_MARKS
 from localmoe.chat.gemma_grammar import gemma_rules
@@ -29,21 +29,32 @@ from localmoe.core.tools import Tool
 _SPACE = "SPACE: /( |\\n[ \\t]{0,8})?/\n"
 _WORDS = "/[^<=]{0,60}/"  # of a header, which call nobody
 _TO = "to=functions."
+_GAP = r"/[ \n]{0,2}/"  # before JSON and calls, where nothing else is free
 
 
 def calls_grammar(
-    tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], notation: str, ends: Collection[int] = ()
+    tokenizer: Any,
+    prompt: Sequence[int],
+    tools: Sequence[Tool],
+    notation: str,
+    ends: Collection[int] = (),
+    *,
+    schema: str | None = None,
 ) -> str | None:
     """Of the answer to this prompt; None where its calls cannot be told from the rest, token by token.
 
     Args:
         notation: of tool_formats.FORMATS.
         ends: tokens that end an answer.
+        schema: of the answer behind its thoughts, if it calls nothing; None: any text, also beside calls.
+
+    Raises:
+        ConfigError: no answer can be held to the schema.
     """
     if not tools or not all(PLAIN_NAME.fullmatch(tool.name) for tool in tools):
         return None
     if marks := harmony_marks(tokenizer):
-        return _in_messages({mark: token for token, mark in marks.items()}, prompt, tools)
+        return _in_messages({mark: token for token, mark in marks.items()}, prompt, tools, schema)
     vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     marks_of_call = _marks(notation, template_text(tokenizer))
     tokens = [vocabulary.get(mark) for mark in marks_of_call]
@@ -77,6 +88,8 @@ def calls_grammar(
         return None
     opened = bool(thoughts) and opens_reasoning(tokenizer, prompt)
     calls_inside = format_of(notation).ends_thoughts
+    if schema is not None:
+        return f"{_instead_of_calls(thoughts, begins, opened, calls_inside)}{_result(schema)}{rules}"
     return f"{_around_thoughts(thoughts, begins, opened, calls_inside)}{rules}"
 
 
@@ -201,7 +214,26 @@ def _around_thoughts(thoughts: Sequence[int], begins: Sequence[int], opened: boo
     return f"start: {start}\nrest: {answer}\n{rules}"
 
 
-def _in_messages(marks: Mapping[str, int], prompt: Sequence[int], tools: Sequence[Tool]) -> str | None:
+def _instead_of_calls(
+    thoughts: Sequence[int], begins: Sequence[int], opened: bool, calls_inside: bool
+) -> str:
+    """As `_around_thoughts`, of an answer that is JSON or calls, which thoughts may come before."""
+    turn = f"turn: {_GAP} result | calls\ncalls: {_GAP} call ({_GAP} call)*\n"
+    if not thoughts:
+        return f"start: turn\n{turn}"
+    opening, closing = (f"<[{token}]>" for token in thoughts)
+    hidden = f"hidden: {_but([*thoughts[1:], *(begins if calls_inside else ())])}*\n"
+    end = f"({closing} turn | call ({_GAP} call)*)" if calls_inside else f"{closing} turn"
+    return f"start: {f'hidden {end}' if opened else f'turn | {opening} hidden {end}'}\n{turn}{hidden}"
+
+
+def _result(schema: str) -> str:
+    return f"result: {json_of(json.loads(schema))}\n"
+
+
+def _in_messages(
+    marks: Mapping[str, int], prompt: Sequence[int], tools: Sequence[Tool], schema: str | None
+) -> str | None:
     """gpt-oss's: whom a message is for stands in its header, before or behind the channel's name."""
     last = next((token for token in reversed(prompt) if token in marks.values()), None)
     if last != marks[START] or CALL not in marks:
@@ -213,8 +245,14 @@ def _in_messages(marks: Mapping[str, int], prompt: Sequence[int], tools: Sequenc
         names.append(f"TO{i}: /[^<=]{{0,40}}{re.escape(_TO + tool.name)}( [^<=]{{0,20}})?/\n")
         behind = f"{form}{message} arguments{i}"
         calls.append(f"WORDS {channel} TO{i} {behind} | TO{i} {channel} WORDS {behind}")
+    rules = f"text: {_but(marks.values())}*\nWORDS: {_WORDS}\n{''.join(names)}{_arguments(tools)}"
+    if schema is None:
+        return (
+            f'start: message ({end} {start} "assistant" message)*\n'
+            f"message: WORDS {channel} WORDS {form}{message} text | {' | '.join(calls)}\n{rules}"
+        )
     return (
-        f'start: message ({end} {start} "assistant" message)*\n'
-        f"message: WORDS {channel} WORDS {form}{message} text | {' | '.join(calls)}\n"
-        f"text: {_but(marks.values())}*\nWORDS: {_WORDS}\n{''.join(names)}{_arguments(tools)}"
+        f'start: (aside {end} {start} "assistant")* (final | {" | ".join(calls)})\n'
+        f"aside: {channel} ASIDE {form}{message} text\nASIDE: /(analysis|commentary)[^<=]{{0,40}}/\n"
+        f"final: {channel} FINAL {form}{message} {_GAP} result\nFINAL: /final ?/\n{_result(schema)}{rules}"
     )

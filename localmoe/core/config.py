@@ -246,8 +246,9 @@ class GenerationRequest:
     and what is generated goes on from its last character. tools: what the model is told that it may
     call; the events' text holds its calls in its own notation. thinking: before it answers, as far as its
     chat template lets one choose; auto: as the template has it. json_schema: what the answer has to be
-    JSON of, behind its thoughts, as a text. must_call: names of tools, one of which the answer has to call
-    with arguments of its schema; its text is JSON then, see chat.tool_formats.FORCED."""
+    JSON of, behind its thoughts, as a text, unless it calls tools. must_call: names of tools, one of which
+    the answer has to call with arguments of its schema; its text is JSON then, see
+    chat.tool_formats.FORCED."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -288,7 +289,6 @@ class GenerationRequest:
         """What an answer that is held to a form does not go with."""
         held = [("a schema", self.json_schema is not None), ("a call that has to be", bool(self.must_call))]
         others = [("an answer to continue", self.continue_answer), ("approximate answers", self.draft_only)]
-        others.append(("tools", bool(self.tools) and not self.must_call))
         forms = [name for name, wanted in held if wanted]
         found = [*forms, *(name for name, wanted in others if wanted)]
         if forms and len(found) > 1:

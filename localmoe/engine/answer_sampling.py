@@ -48,11 +48,28 @@ class AnswerSampling:
         if request.json_schema is None and not request.must_call:
             return TokenSampler(request.sampling, self._of_calls(request, prompt))
         try:
-            rules = _rules(request)
+            lark = self._held(request, prompt)
         except RecursionError:
             raise ConfigError("The schema of the answer is nested too deep: make it flatter.") from None
-        lark = answer_grammar(self._encoder.tokenizer, prompt, rules)
         return TokenSampler(request.sampling, self._grammar(lark, prompt))
+
+    def _held(self, request: GenerationRequest, prompt: Sequence[int]) -> str:
+        """Rules of an answer that has to be JSON, or a call."""
+        tokenizer, tools, schema = self._encoder.tokenizer, request.tools, request.json_schema
+        if schema is None:
+            rules = call_rules([tool for tool in tools if tool.name in request.must_call])
+        elif not tools:
+            rules = schema_rules(schema)
+        else:
+            ends = self._end_tokens
+            lark = calls_grammar(tokenizer, prompt, tools, find_format(tokenizer), ends, schema=schema)
+            if lark is None:
+                raise ConfigError(
+                    "Calls of tools cannot be told from JSON in this model's answers: leave the schema out, "
+                    "or the tools."
+                )
+            return lark
+        return answer_grammar(tokenizer, prompt, rules)
 
     def _grammar(self, lark: str, prompt: Sequence[int]) -> AnswerGrammar:
         return self._looked_at().grammar(lark, len(prompt))
@@ -78,9 +95,3 @@ class AnswerSampling:
         except (ConfigError, RecursionError) as reason:  # nobody asked for it: the model may still be right
             _LOG.info("calls of tools are not held to their schemas: %s", reason)
             return None
-
-
-def _rules(request: GenerationRequest) -> str:
-    if request.json_schema is not None:
-        return schema_rules(request.json_schema)
-    return call_rules([tool for tool in request.tools if tool.name in request.must_call])

@@ -48,11 +48,12 @@ def chat_order(body: ChatRequest, model: str, settings: ServerSettings) -> Order
     tools = tuple(tool_of(tool.function) for tool in offered)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     schema = _schema(body.response_format or {})
-    if schema is not None and tools:
-        raise unsupported("response_format", "not with tools: leave one of both out, or choose no tool")
+    must_call = _must_call(body.tool_choice, tools)
+    if must_call:  # no answer that the schema is about
+        schema = None
     generation = GenerationRequest(
         messages=messages, tools=tools, thinking=_thinking(body, settings.thinking), json_schema=schema,
-        must_call=_must_call(body.tool_choice, tools),
+        must_call=must_call,
     )  # fmt: skip
     return order_of(body, generation, settings.sampling, max_new_tokens=limit, stops=body.stop)
 

@@ -48,13 +48,14 @@ def messages_order(body: MessagesRequest, model: str, settings: ServerSettings) 
     choice = body.tool_choice or ToolChoice(type="auto")
     tools = () if choice.type == "none" else tuple(map(_tool, body.tools or ()))
     schema = _schema(body)
-    if schema is not None and tools:
-        raise unsupported("output_config.format", "not with tools: leave one of both out, or choose no tool")
     messages = _messages(body)
     last = messages[-1]
+    must_call = _must_call(choice, tools)
+    if must_call:  # no answer that the schema is about
+        schema = None
     generation = GenerationRequest(
         messages=messages, tools=tools, thinking=_thinking(body, settings.thinking), json_schema=schema,
-        must_call=_must_call(choice, tools),
+        must_call=must_call,
         continue_answer=last.role == "assistant" and bool(last.content) and not last.tool_calls,
     )  # fmt: skip
     return order_of(

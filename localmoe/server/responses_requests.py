@@ -50,14 +50,15 @@ def responses_order(body: ResponsesRequest, model: str, settings: ServerSettings
     offered = () if body.tool_choice == "none" else body.functions()
     tools = tuple(tool_of({key: value for key, value in tool.items() if key != "type"}) for tool in offered)
     schema = _schema(body)
-    if schema is not None and tools:
-        raise unsupported("text.format", "not with tools: leave one of both out, or choose no tool")
     instructed = [Message("system", body.instructions)] if body.instructions else []
     effort = None if body.reasoning is None else body.reasoning.effort
+    must_call = _must_call(body.tool_choice, tools)
+    if must_call:  # no answer that the schema is about
+        schema = None
     generation = GenerationRequest(
         messages=tuple(one_system([*instructed, *messages])), tools=tools, json_schema=schema,
         thinking=settings.thinking if effort is None else EFFORTS[effort],
-        must_call=_must_call(body.tool_choice, tools),
+        must_call=must_call,
     )  # fmt: skip
     return order_of(body, generation, settings.sampling, max_new_tokens=body.max_output_tokens)
 

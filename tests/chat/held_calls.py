@@ -54,20 +54,23 @@ def ids(tokenizer: Any, text: str) -> list[int]:
     return found
 
 
-def grammar(tokenizer: Any, prompt: list[int], tools: Sequence[Tool] = TOOLS) -> AnswerGrammar:
-    lark = calls_grammar(
-        tokenizer, prompt, tools, find_format(tokenizer), [tokenizer.eos_token_id, -1, 10**6]
-    )
+def grammar(
+    tokenizer: Any, prompt: list[int], tools: Sequence[Tool] = TOOLS, schema: str | None = None
+) -> AnswerGrammar:
+    ends = [tokenizer.eos_token_id, -1, 10**6]
+    lark = calls_grammar(tokenizer, prompt, tools, find_format(tokenizer), ends, schema=schema)
     assert lark is not None
     return vocabulary(tokenizer).grammar(lark, len(prompt))
 
 
-def accepted(tokenizer: Any, text: str, prompt: str = "hi", tools: Sequence[Tool] = TOOLS) -> str:
+def accepted(
+    tokenizer: Any, text: str, prompt: str = "hi", tools: Sequence[Tool] = TOOLS, schema: str | None = None
+) -> str:
     """As much of an answer as is allowed, with a dot for its end."""
     before = ids(tokenizer, prompt)
     end = [] if text.endswith(("<|call|>", "<|return|>")) else [tokenizer.eos_token_id]
     tokens = [*ids(tokenizer, text), *end]
-    valid = grammar(tokenizer, before, tools).valid(before, tokens)
+    valid = grammar(tokenizer, before, tools, schema).valid(before, tokens)
     ended = bool(end) and valid == len(tokens)
     return tokenizer.decode(tokens[: valid - ended], skip_special_tokens=False) + "." * ended  # type: ignore[no-any-return]
 

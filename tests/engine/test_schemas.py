@@ -169,7 +169,7 @@ def test_a_schema_that_cannot_be_held_to_is_refused_and_nothing_is_lost(engine: 
     ("schema", "more", "words"),
     [
         ("{", {}, "no JSON"), ("[1]", {}, "JSON object"), ("[" * 100_000, {}, "nested too deep"),
-        ("{}", {"tools": (Tool("a", "{}"),)}, "tools"), ("{}", {"draft_only": True}, "approximate"),
+        ("{}", {"draft_only": True}, "approximate"),
         ("{}", {"continue_answer": True}, "continue"),
         ("{}", {"tools": (Tool("a", "{}"),), "must_call": ("a",)}, "a call that has to be"),
         (None, {"tools": (Tool("a", "{}"),), "must_call": ("b",)}, "No tool 'b' is offered"),
@@ -238,3 +238,35 @@ def test_a_call_that_need_not_be_has_arguments_of_its_schema_too(
         assert answers[1].tokens == answers[0].tokens
         alone = ask(engine, ASKED, 60, draft_length=4, tools=TOOLS, draft_only=True)
         assert "</tool_call>" not in alone.text, "what a draft writes alone is as it writes it"
+
+
+def test_an_answer_with_a_schema_and_tools_is_json_of_it_or_calls(tmp_path: Path) -> None:
+    """The model, which knows neither, draws both where the choice is hot."""
+    both: dict[str, Any] = {"tools": TOOLS, "json_schema": SCHEMA}
+    with load_with_slots(calling_model(tmp_path / "model"), 32) as engine:
+        greedy = [ask(engine, ASKED, 150, draft_length=n, **both) for n in (0, 4)]
+        assert greedy[1].tokens == greedy[0].tokens
+        drawn = [
+            ask(
+                engine,
+                ASKED,
+                150,
+                draft_length=4,
+                sampling=SamplingConfig(temperature=3.0, seed=seed),
+                **both,
+            )
+            for seed in range(16)
+        ]
+    called = [answer.text for answer in (*greedy, *drawn) if "<tool_call>" in answer.text]
+    others = [answer.text for answer in (*greedy, *drawn) if "<tool_call>" not in answer.text]
+    assert called and others
+    assert not any(check_call(text).strip() for text in called) and all(map(is_fox, others))
+
+
+def test_where_calls_cannot_be_told_from_json_a_schema_with_tools_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(demo_folder(), tmp_path / "model")
+    take_tools(tmp_path / "model")  # whose marks are no tokens
+    with load_with_slots(str(tmp_path / "model"), 32) as engine:
+        with pytest.raises(ConfigError, match="Calls of tools cannot be told from JSON"):
+            ask(engine, ASKED, 5, tools=TOOLS, json_schema=SCHEMA)
+        assert ask(engine, ASKED, 5, tools=TOOLS).tokens

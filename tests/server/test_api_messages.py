@@ -314,6 +314,12 @@ def test_the_older_name_of_a_schema_is_known_too(
     assert server.client.post(PATH, json={"messages": HELLO, **fields}).status_code == 200
     asked = told(engine).json_schema
     assert (None if asked is None else json.loads(asked)) == schema
+    for choice in ("auto", "any"):
+        body = {"messages": HELLO, **fields, "tools": [WEATHER], "tool_choice": {"type": choice}}
+        assert server.client.post(PATH, json=body).status_code == 200
+        request = told(engine)
+        assert request.json_schema == (asked if choice == "auto" else None)
+        assert bool(request.must_call) == (choice == "any") and request.tools
 
 
 def test_names_that_clients_have_built_in_are_answered_by_the_loaded_model(
@@ -398,8 +404,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": HELLO, "tools": [WEATHER], "tool_choice": {"type": "tool"}}, "it names no tool"),
         ({"messages": HELLO, "tools": [WEATHER], "tool_choice": {"type": "tool", "name": "b"}},
          "no tool 'b' is in 'tools'"),
-        ({"messages": HELLO, "tools": [WEATHER],
-          "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "not with tools"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "So"}],
           "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "does not go with an answer"),
         ({"messages": HELLO, "max_tokens": 0}, "give at least 1"),

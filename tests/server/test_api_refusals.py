@@ -55,8 +55,6 @@ from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
         ({"logprobs": True}, "logprobs"), ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}}, "response_format"),
-        ({"response_format": {"type": "json_object"},
-          "tools": [{"type": "function", "function": {"name": "a"}}]}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"), ({"draft_length": "long"}, "draft_length"),
         ({"strict": 1}, "strict"), ({"temperature": -1}, None), ({"temperature": 1e999}, None),
         ({"top_p": 0}, None), ({"seed": -1}, None), ({"max_tokens": 0}, None),

@@ -74,6 +74,12 @@ def test_the_form_of_an_answer_is_asked_for_as_openai_has_it(
 ) -> None:
     assert api.post(response_format=form).status_code == 200
     assert engine.last is not None and engine.last.json_schema == schema
+    tools = [{"type": "function", "function": {"name": name}} for name in "ab"]
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "b"}}, "none"):
+        assert api.post(response_format=form, tools=tools, tool_choice=choice).status_code == 200
+        has_to = choice not in ("auto", "none")
+        assert engine.last.json_schema == (None if has_to else schema), "a call has a schema of its own"
+        assert bool(engine.last.tools) == (choice != "none") and bool(engine.last.must_call) == has_to
 
 
 def test_where_a_request_says_nothing_of_thoughts_the_servers_choice_holds(engine: ScriptedEngine) -> None:

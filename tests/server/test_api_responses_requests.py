@@ -156,6 +156,12 @@ def test_the_form_of_an_answer_is_asked_for_and_repeated(
     assert engine.last is not None and engine.last.json_schema == schema
     assert answer.text is not None and answer.text.format is not None
     assert answer.text.format.to_dict() == (form or {"type": "text"})
+    for choice in ("auto", "required"):
+        client.responses.create(
+            model="scripted", input="hello", text={"format": form}, tools=[TOOL], tool_choice=choice
+        )
+        assert engine.last.json_schema == (schema if choice == "auto" else None)
+        assert bool(engine.last.must_call) == (choice == "required") and engine.last.tools
 
 
 def test_functions_are_offered_and_tools_of_other_types_left_out(
@@ -232,7 +238,6 @@ STORED = "no answer is stored, so send the whole conversation as 'input'"
         ({"tool_choice": {"type": "function", "name": "f", "a": 1e999}, "tools": [TOOL]}, "tool_choice",
          "is not finite"),
         ({"tool_choice": "required"}, "tool_choice", "no tools are"),
-        ({"text": {"format": SCHEMA}, "tools": [TOOL]}, "text.format", "not with tools"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "its type has to be"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format",
          '{"type": "json_schema", "name": "...", "schema": {...}}'),
