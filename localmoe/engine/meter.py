@@ -34,6 +34,8 @@ class Meter:
         totals = self._totals()
         counters.peak_device_bytes = self._peak_bytes()
         counters.disk_busy_s = totals.disk_busy_s - self._at_start.disk_busy_s
+        counters.prefetched = totals.prefetched - self._at_start.prefetched
+        counters.wasted = totals.wasted - self._at_start.wasted
         if self._first_token_at is None:
             if not counters.new_tokens:  # stopped before the first token
                 self._count_prompt(totals)
@@ -51,8 +53,6 @@ class Meter:
         counters.cpu_jobs = totals.cpu_jobs - self._at_first.cpu_jobs
         counters.cpu_waited = totals.cpu_waited - self._at_first.cpu_waited
         counters.cpu_ahead_bytes = totals.cpu_ahead_bytes - self._at_first.cpu_ahead_bytes
-        counters.prefetched = totals.prefetched - self._at_start.prefetched
-        counters.wasted = totals.wasted - self._at_start.wasted
 
     def _count_prompt(self, totals: TransferCounters) -> None:
         self.counters.prefill_h2d_bytes = totals.h2d_bytes - self._at_start.h2d_bytes

@@ -58,6 +58,7 @@ def simulate(
         tally.demands.append(demanded_of(part.target, machine.num_experts))
         tally.counted.append(is_counted)
         if isinstance(part, Prompt):
+            memory.begin_answer()
             steps.prompt(part)
         elif not is_counted:
             left -= 1

@@ -50,6 +50,10 @@ class InPlaceMemory:
         found: NDArray[np.bool_] = self._reads.places.place != NOWHERE
         return found
 
+    def begin_answer(self) -> None:
+        """What was prefetched for the answer before is no waste of the next one, as in an engine."""
+        self._reads.places.forget_unused()
+
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Read it ahead of need."""
         self._reads.prefetch(key)

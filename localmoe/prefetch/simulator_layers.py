@@ -63,6 +63,10 @@ class LayerMemory:
         """Seconds of one copy."""
         return self._machine.copy_s
 
+    def begin_answer(self) -> None:
+        """What was prefetched for the answer before is no waste of the next one, as in an engine."""
+        self._table.forget_unused()
+
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need."""
         if not self._table.here[key]:

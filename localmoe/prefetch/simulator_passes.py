@@ -63,6 +63,10 @@ class PassMemory:
         """(L, E): in a slot, or on its way there."""
         return self._here
 
+    def begin_answer(self) -> None:
+        """What was prefetched for the answer before is no waste of the next one, as in an engine."""
+        self._unused[:] = False
+
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need."""
         if not self._here[key]:

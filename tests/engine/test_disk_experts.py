@@ -224,6 +224,25 @@ def test_what_a_prompt_has_read_shows_while_it_is_read(folder: Path) -> None:
         assert len(read) == 2 and 0 < read[0] < read[1] == stats.disk_bytes
 
 
+def test_an_answer_that_is_stopped_while_its_prompt_is_read_says_what_was_read_ahead(folder: Path) -> None:
+    """And what of it gave way unused, as one that goes on says."""
+    with load_from_disk(folder, 9, draft_length=0) as engine:
+        runner, stop = runner_of(engine), threading.Event()
+        run = runner.run
+
+        def run_and_stop(tokens: Any, phase: Any, **more: Any) -> torch.Tensor:
+            logits = run(tokens, phase, **more)
+            stop.set()
+            return logits
+
+        runner.run = run_and_stop  # type: ignore[method-assign]
+        request = GenerationRequest(prompt=PROMPTS[2], max_new_tokens=4)
+        answer, totals = Answer(list(engine.stream(request, stop))), engine.transfer_counters()
+        assert answer.finish_reason == "cancelled" and not answer.tokens
+        found = (answer.stats.prefetched, answer.stats.wasted)
+        assert found == (totals.prefetched, totals.wasted) and totals.prefetched > 0
+
+
 def test_ram_is_filled_while_nobody_asks_and_empty_after_a_reset(folder: Path) -> None:
     with load(folder, draft_length=0) as engine:
         expected = ask(engine, PROMPTS[0], 8).tokens

@@ -30,7 +30,7 @@ from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_passes import PassMemory
 from localmoe.prefetch.simulator_sources import windows
-from localmoe.prefetch.simulator_types import Machine, Prompt, Window
+from localmoe.prefetch.simulator_types import Disk, Machine, Prompt, Window
 
 LAYERS, EXPERTS, TOP_K = 2, 6, 2
 # a copy takes 10 s, a draft token 6, a layer 3 and 1 more for each expert
@@ -69,6 +69,19 @@ def test_misses_wait_for_their_copies_and_hits_do_not(whole: bool) -> None:
     assert both.counters.freeze().tpot_s == pytest.approx(both.counters.decode_s / 2)
     assert simulate("on-demand", machine, [once, once], warm_up=1).counters.freeze().hit_rate == 1.0
     assert both.counters.decode_h2d_bytes == 400 and both.counters.freeze().token_hit_rate == 0.5
+
+
+@pytest.mark.parametrize(("whole", "disk"), [(False, None), (True, None), (False, Disk(6, 100, 10.0))])
+def test_what_an_answer_prefetched_is_no_waste_of_the_next_one(whole: bool, disk: Disk | None) -> None:
+    """The draft named 5 in both layers, which nobody asks for, and which goes for what later steps ask for:
+    wasted in the same answer, and as in an engine not in one that begins meanwhile."""
+    machine = replace(MACHINE, draft_token_s=60.0, whole_passes=whole, disk=disk)
+    pairs = tokens(((0, 1), (2, 3)), ((0, 1), (2, 3)))
+    first = drafted(tokens(((1, 5), (2, 5))), pairs, 1)
+    later = [plain((pair, pair)) for pair in ((0, 1), (2, 3), (3, 4), (0, 4))]
+    same = simulate("sp-moe", machine, [first, *later]).counters
+    assert same.prefetched >= same.wasted == 2
+    assert simulate("sp-moe", machine, [first, Prompt(pairs[:1]), *later]).counters.wasted == 0
 
 
 @pytest.mark.parametrize("whole", [False, True])
