@@ -53,7 +53,7 @@ def chat_order(body: ChatRequest, model: str, settings: ServerSettings) -> Order
         schema = None
     generation = GenerationRequest(
         messages=messages, tools=tools, thinking=_thinking(body, settings.thinking), json_schema=schema,
-        must_call=must_call,
+        must_call=must_call, continue_answer=bool(body.continue_final_message),
     )  # fmt: skip
     return order_of(body, generation, settings.sampling, max_new_tokens=limit, stops=body.stop)
 

@@ -118,6 +118,7 @@ class ChatRequest(CompletionsRequest):
     tool_choice: Annotated[str | dict[str, object] | None, BeforeValidator(_choice)] = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateFields | None = None
+    continue_final_message: bool | None = None  # vLLM's
 
 
 class CompletionRequest(CompletionsRequest):

@@ -9,7 +9,7 @@ import time
 
 import httpx
 import pytest
-from api_rig import CHAT, DEFAULTS, Api, ScriptedEngine, event, refusal, running, wait_for
+from api_rig import CHAT, DEFAULTS, HELLO, Api, ScriptedEngine, event, refusal, running, wait_for
 
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.types import Message
@@ -59,6 +59,18 @@ def test_thoughts_are_chosen_as_clients_do_it(
 ) -> None:
     assert api.post(**body).status_code == 200
     assert engine.last is not None and engine.last.thinking == thinking
+
+
+def test_an_answer_that_was_begun_goes_on_if_that_is_asked_for(api: Api, engine: ScriptedEngine) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "So", "reasoning_content": "I see."}]
+    for asked in (True, False, None):
+        assert api.post(messages=begun, continue_final_message=asked).status_code == 200
+        assert engine.last is not None and engine.last.continue_answer == bool(asked)
+        assert engine.last.messages[-1] == Message("assistant", "So", thoughts="I see.")
+    refused = api.post(continue_final_message=True)
+    assert refused.status_code == 400 and "no answer to continue" in refused.json()["error"]["message"]
+    held = api.post(messages=begun, continue_final_message=True, response_format={"type": "json_object"})
+    assert held.status_code == 400 and "an answer to continue" in held.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
