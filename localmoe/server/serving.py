@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import uvicorn
 from fastapi import FastAPI
@@ -73,7 +74,8 @@ def make_server(
     info = engine.info()
     host, port = sock.getsockname()[:2]
     engine.captures.begin(settings.sampling)
-    begin_thread("grammars", engine.prepare_grammars)  # agents ask with tools at once
+    with suppress(RuntimeError):  # without a thread the first request with tools does it
+        begin_thread("grammars", engine.prepare_grammars)
     desk = AnswerDesk(engine, settings.max_waiting, engine.captures.begin)
     model = ServedModel(info.name, info.context, int(time.time()))
     hosts = own_hosts(host, port) if is_loopback(sock) else None

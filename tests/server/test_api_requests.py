@@ -13,7 +13,7 @@ from api_rig import CHAT, DEFAULTS, HELLO, Api, ScriptedEngine, event, refusal, 
 
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.types import Message
-from localmoe.server import answers
+from localmoe.server import answers, serving
 from localmoe.server.settings import ServerSettings
 
 
@@ -59,6 +59,18 @@ def test_thoughts_are_chosen_as_clients_do_it(
 ) -> None:
     assert api.post(**body).status_code == 200
     assert engine.last is not None and engine.last.thinking == thinking
+
+
+def test_a_server_answers_where_the_system_gives_no_thread_to_prepare_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(name: str, run: object) -> None:
+        raise RuntimeError("no thread")
+
+    monkeypatch.setattr(serving, "begin_thread", refuse)
+    engine = ScriptedEngine(lambda request: iter([event("done", "stop")]), opened=True)
+    with running(engine) as api:
+        assert api.post().status_code == 200 and not engine.prepared.is_set()
 
 
 def test_an_answer_that_was_begun_goes_on_if_that_is_asked_for(api: Api, engine: ScriptedEngine) -> None:
