@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from api_rig import ScriptedEngine, event
 
@@ -57,6 +58,30 @@ def test_a_call_comes_apart_from_thoughts_and_text(client: openai.OpenAI, engine
     assert engine.last is not None
     (tool,) = engine.last.tools
     assert tool.name == "weather" and tool.as_dict() == WEATHER
+
+
+class City(pydantic.BaseModel):
+    name: str
+
+
+class Weather(pydantic.BaseModel):
+    city: str
+
+
+def test_a_type_for_the_result_goes_with_tools(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    tool: Any = openai.pydantic_function_tool(Weather)
+    made = CALL.replace("weather", "Weather")
+    for text, name, city in (('{"name": "Oslo"}', "Oslo", None), (made, None, "Paris")):
+        messages: Any = [{"role": "user", "content": text}]
+        message = client.chat.completions.parse(
+            model="scripted", messages=messages, response_format=City, tools=[tool]
+        ).choices[0].message  # fmt: skip
+        found: Any = message.parsed
+        assert (found and found.name) == name
+        called: Any = [call.function.parsed_arguments for call in message.tool_calls or ()]
+        assert [arguments.city for arguments in called] == ([city] if city else [])
+        assert engine.last is not None and engine.last.tools
+        assert json.loads(engine.last.json_schema or "")["properties"].keys() == {"name"}
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
