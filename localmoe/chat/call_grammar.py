@@ -218,12 +218,12 @@ def _instead_of_calls(
     thoughts: Sequence[int], begins: Sequence[int], opened: bool, calls_inside: bool
 ) -> str:
     """As `_around_thoughts`, of an answer that is JSON or calls, which thoughts may come before."""
-    turn = f"turn: {_GAP} result | calls\ncalls: {_GAP} call ({_GAP} call)*\n"
+    turn = f"turn: {_GAP} (result | calls)\ncalls: call ({_GAP} call)*\n"
     if not thoughts:
         return f"start: turn\n{turn}"
     opening, closing = (f"<[{token}]>" for token in thoughts)
     hidden = f"hidden: {_but([*thoughts[1:], *(begins if calls_inside else ())])}*\n"
-    end = f"({closing} turn | call ({_GAP} call)*)" if calls_inside else f"{closing} turn"
+    end = f"({closing} turn | calls)" if calls_inside else f"{closing} turn"
     return f"start: {f'hidden {end}' if opened else f'turn | {opening} hidden {end}'}\n{turn}{hidden}"
 
 

@@ -16,11 +16,13 @@ _ID_LENGTH = 9
 def tellings(messages: Sequence[Message]) -> Iterator[tuple[Sequence[Message], bool]]:
     """Ways to tell a template of a conversation, of which it may refuse some: the messages, and whether
     arguments of calls are parsed, which some templates join to other text."""
-    called = any(message.tool_calls for message in messages)
-    first = _system_first([_with_short_ids(message) for message in messages])
-    for told in (messages, first, _in_turns(first)):
-        for parsed in (True, False) if called else (True,):
-            yield told, parsed
+    parsings = (True, False) if any(message.tool_calls for message in messages) else (True,)
+    told = list(messages)
+    yield from ((told, parsed) for parsed in parsings)
+    for otherwise in (_system_first, _in_turns):  # each of what the one before it makes
+        before, told = told, otherwise(told)
+        if told != before:
+            yield from ((told, parsed) for parsed in parsings)
 
 
 def _with_short_ids(message: Message) -> Message:
@@ -38,9 +40,9 @@ def _short(call_id: str) -> str:
 
 
 def _system_first(messages: Sequence[Message]) -> list[Message]:
-    """The system speaks once, at the beginning; later on it stands in the user's place."""
+    """The system speaks once, at the beginning; later on it stands in the user's place. Ids are short."""
     found: list[Message] = []
-    for message in messages:
+    for message in map(_with_short_ids, messages):
         if message.role == "system" and found and found[-1].role == "system":
             found[-1] = _joined(found[-1], message)
         else:
