@@ -31,6 +31,16 @@ class Cell:
     switches: Switches = DEFAULT_SWITCHES
 
     @property
+    def resident(self) -> bool:
+        """Nothing is to be missing."""
+        return self.policy == RESIDENT
+
+    @property
+    def runs(self) -> str:
+        """The policy that runs."""
+        return "on-demand" if self.resident else self.policy
+
+    @property
     def key(self) -> str:
         """Its name in a results file."""
         parts = [self.dataset, self.policy, str(self.draft_length), str(self.num_slots)]

@@ -18,7 +18,7 @@ from localmoe.engine import Engine
 from localmoe.engine.bench_row import Summary
 from localmoe.engine.benchmark import measure_setting
 from localmoe.model.shapes import ModelShape
-from localmoe.tables.cells import RESIDENT, Cell, Subject
+from localmoe.tables.cells import Cell, Subject
 from localmoe.tables.datasets import requests
 from localmoe.tables.machine import machine_line
 
@@ -119,10 +119,7 @@ class EngineBench:
             return {"refused": str(error)}
         switches = replace(cell.switches, look_up=False)  # as the papers' systems
         wanted = [replace(request, strict=True, switches=switches) for request in self._requests(cell)]
-        resident = cell.policy == RESIDENT
-        row = measure_setting(
-            self._engine, wanted, "on-demand" if resident else cell.policy, cell.draft_length, again=resident
-        )
+        row = measure_setting(self._engine, wanted, cell.runs, cell.draft_length, again=cell.resident)
         return {**row.summary(), "policy": cell.policy, "tokens_sha256": _digest(row.tokens)}
 
     def _make_slots(self, num_slots: int) -> None:

@@ -20,7 +20,7 @@ from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_sources import windows
 from localmoe.prefetch.simulator_types import Window
-from localmoe.tables.cells import RESIDENT, Cell, Subject
+from localmoe.tables.cells import Cell, Subject
 from localmoe.tables.engine_bench import RANDOM_TOKENS, Amount
 
 _COMPUTE_BYTES = 2  # a weight's on the device
@@ -78,7 +78,6 @@ class SimulatedBench:
             return {"refused": f"{needed / 1e9:.1f} GB do not fit the {room}."}
         rates = Rates(self._card.rates.device_bytes_per_s, self._card.rates.link_bytes_per_s)
         machine = predict_machine(footprint, cell.num_slots, rates)
-        resident = cell.policy == RESIDENT
         story = list(
             windows(
                 SyntheticModel(
@@ -92,10 +91,11 @@ class SimulatedBench:
                 seed=self._synthetic.seed,
             )
         )
-        again = sum(isinstance(part, Window) for part in story) if resident else 0
-        tally = simulate(
-            "on-demand" if resident else cell.policy, machine, 2 * story if resident else story, warm_up=again
-        )
+        uncounted = 0
+        if cell.resident:  # the same once before, as measured
+            uncounted = sum(isinstance(part, Window) for part in story)
+            story *= 2
+        tally = simulate(cell.runs, machine, story, warm_up=uncounted)
         counters, stats = tally.counters, tally.counters.freeze()
         tokens = max(1, counters.new_tokens - 1)
         return {

@@ -123,8 +123,8 @@ def _targets(
         pairs = [(n, a, b) for n, a, b in zip(names, best, found[rival], strict=True) if a and b]
         if pairs:
             lost = [name for name, ours, theirs in pairs if ours >= theirs]
-            mean = ratio(found[rival][-1], best[-1])
-            figure = ("-" if mean is None else times(mean)) + (f", not on {', '.join(lost)}" if lost else "")
+            figure = times(ratio(found[rival][-1], best[-1]))
+            figure += f", not on {', '.join(lost)}" if lost else ""
             targets.append(Target(f"{level} memory: faster than {rival}, everywhere", figure, not lost))
     gain = _gain(found, best)
     if gain is not None:
