@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import openai
@@ -11,6 +12,7 @@ from api_rig import DEFAULTS, SECRET, Api, ScriptedEngine, event, running, wait_
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import BudgetError, TransferError
 from localmoe.core.stream import StreamEvent
+from localmoe.server import answers
 from localmoe.server.settings import ServerSettings
 
 
@@ -38,6 +40,17 @@ def engine() -> ScriptedEngine:
 def server(engine: ScriptedEngine) -> Iterator[Api]:
     with running(engine, ServerSettings(max_waiting=2, sampling=DEFAULTS)) as api:
         yield api
+
+
+@pytest.fixture
+def kept_waiting(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The engine takes a while to answer, in which streams have to be kept open many times."""
+    monkeypatch.setattr(answers, "QUIET_S", 0.02)
+    engine.open.clear()
+    gate = threading.Timer(0.3, engine.open.set)
+    gate.start()
+    yield
+    gate.join()
 
 
 @pytest.fixture

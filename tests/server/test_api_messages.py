@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +23,6 @@ from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
 from localmoe.core.tools import ToolCall
 from localmoe.core.types import Message
-from localmoe.server import answers
 from localmoe.server.deltas import Delta
 from localmoe.server.errors import ApiError
 from localmoe.server.messages_form import MessagesForm
@@ -446,15 +444,9 @@ def test_errors_have_anthropics_form_wherever_they_come_from(engine: ScriptedEng
         assert set(chat["error"]) == {"message", "type", "param", "code"}, "others have OpenAI's"
 
 
-def test_the_client_waits_for_a_stream_that_is_kept_open(
-    client: anthropic.Anthropic, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answers, "QUIET_S", 0.02)
-    engine.open.clear()
-    gate = threading.Timer(0.3, engine.open.set)
-    gate.start()
+@pytest.mark.usefixtures("kept_waiting")
+def test_the_client_waits_for_a_stream_that_is_kept_open(client: anthropic.Anthropic) -> None:
     assert blocks(ask(client, "a|b", streamed=True)) == [{"type": "text", "text": "ab"}]
-    gate.join()
 
 
 def test_what_fails_after_the_first_text_is_an_event(client: anthropic.Anthropic) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,6 @@ from openai.types.responses import Response, ResponseStreamEvent
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import BudgetError
 from localmoe.core.stream import StreamEvent
-from localmoe.server import answers
 
 WEATHER: Any = {
     "type": "function", "name": "weather", "description": "What it is like.", "strict": True,
@@ -175,16 +173,10 @@ def test_a_call_that_has_to_be_is_asked_for_and_comes_as_one(
     assert engine.last is not None and engine.last.must_call == ("weather",)
 
 
-def test_the_client_waits_for_a_stream_that_is_kept_open(
-    client: openai.OpenAI, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answers, "QUIET_S", 0.02)
-    engine.open.clear()
-    gate = threading.Timer(0.3, engine.open.set)
-    gate.start()
+@pytest.mark.usefixtures("kept_waiting")
+def test_the_client_waits_for_a_stream_that_is_kept_open(client: openai.OpenAI) -> None:
     with client.responses.stream(model="scripted", input="a|b") as events:
         assert events.get_final_response().output_text == "ab"
-    gate.join()
 
 
 @pytest.mark.parametrize(
