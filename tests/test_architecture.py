@@ -16,8 +16,8 @@ from localmoe import engine
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "localmoe"
 LAYERS = (
-    "core", "kernels", "hardware", "hub", "quant", "experts", "prefetch", "model", "speculative", "chat",
-    "engine", "tables", "server", "cli",
+    "core", "kernels", "hardware", "hub", "quant", "experts", "prefetch", "model", "vision", "speculative",
+    "chat", "engine", "tables", "server", "cli",
 )  # fmt: skip
 MAX_LINES = 300
 ENGINE = "localmoe.engine."

@@ -59,7 +59,9 @@ class ModelFootprint:
             experts, on the device; 0 where there is none.
         draft_model_called: what people call it.
         draft_model_foretells: whether it may say which experts the target's tokens will want.
-        text_alone: whether it is the text part of a model that sees or hears too.
+        text_alone: whether it is the text part of a model that sees or hears too, of which nothing is read
+            here.
+        image_bytes: of a model that reads pictures, what the largest one takes meanwhile.
         angles_per_token: numbers of 16 bits a position in its rotary tables, where steps run whole on a GPU.
         trained_context: of a model whose angles depend on the text's length, the longest context with which
             short texts have those that it was trained with; 0 of others.
@@ -95,6 +97,7 @@ class ModelFootprint:
     draft_model_foretells: bool = True
     own_inner_size: int = 0
     text_alone: bool = False
+    image_bytes: int = 0
     angles_per_token: int = 0
     trained_context: int = 0
     sliding_kv_bytes_per_token: int = 0
@@ -190,6 +193,19 @@ ProgressCallback = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A picture in a message.
+
+    Attributes:
+        data: an encoded file (see localmoe.vision.image_file for the formats).
+        at: characters of what the message says before it.
+    """
+
+    data: bytes
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One chat message.
 
@@ -197,6 +213,7 @@ class Message:
         tool_calls: of the assistant, after what it says.
         tool_name, tool_call_id: whose result a tool's message is.
         thoughts: of the assistant, before what it says; many a template shows them between calls of tools.
+        images: in the order in which they stand in what it says.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -205,3 +222,4 @@ class Message:
     tool_name: str = ""
     tool_call_id: str = ""
     thoughts: str = ""
+    images: tuple[Image, ...] = ()

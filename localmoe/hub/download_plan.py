@@ -17,6 +17,7 @@ _TEXT_FILES = frozenset(
         CONFIG_NAME, INDEX_NAME, "generation_config.json", "tokenizer.json", "tokenizer_config.json",
         "tokenizer.model", "tiktoken.model", "spiece.model", "special_tokens_map.json", "added_tokens.json",
         "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
+        "preprocessor_config.json",
     }
 )  # fmt: skip
 # the same weights once more in their makers' own layout, which transformers does not read
@@ -39,8 +40,8 @@ def check_is_moe(repo_id: str, config: Mapping[str, Any]) -> None:
 
 
 def choose_files(snapshot: RemoteSnapshot, index: Mapping[str, Any] | None) -> tuple[RemoteFile, ...]:
-    """Config, tokenizer, templates and safetensors weights, small files first; no pickles, no code, no other
-    layouts of the same weights.
+    """Config, tokenizer, templates, how pictures are read, and safetensors weights, small files first; no
+    pickles, no code, no other layouts of the same weights.
 
     Args:
         index: what `needs_index`'s file holds.

@@ -39,6 +39,22 @@ def keep_text_part(model: Any) -> None:
     _keep(model, {id(module) for module in needed})
 
 
+def without_text_part(model: Any) -> None:
+    """The other way round: take away what text passes through, and keep the encoders and what leads from
+    them.
+
+    Raises AttributeError, NotImplementedError: it does not say where its parts are."""
+    _drop(model, {id(model.get_decoder()), id(model.get_input_embeddings())})
+
+
+def _drop(parent: nn.Module, dropped: set[int]) -> None:
+    for name, child in parent.named_children():
+        if id(child) in dropped:
+            setattr(parent, name, None)
+        else:
+            _drop(child, dropped)
+
+
 def _keep(parent: nn.Module, needed: set[int]) -> None:
     for name, child in parent.named_children():
         if id(child) in needed:

@@ -47,7 +47,11 @@ def mtp_model(
     if agrees:
         _leave_the_residual_alone(model)
         _leave_the_residual_alone(donor)
-    write_model(folder, model)
+    return add_mtp_layer(write_model(folder, model), donor, architecture, agrees=agrees)
+
+
+def add_mtp_layer(folder: Path, donor: Any, architecture: str, *, agrees: bool = False) -> Path:
+    """A model folder with such a layer beside what it has. donor: a text model of the same dimensions."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     tensors |= _mtp_tensors(donor, architecture, "model.norm.weight", agrees)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,13 +27,19 @@ def characters() -> str:
 
 
 def write_tokenizer(
-    folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, end_token: bool = False
+    folder: Path,
+    *,
+    chat_template: str | None = CHAT_TEMPLATE,
+    end_token: bool = False,
+    more_special: Sequence[str] = (),
 ) -> None:
-    """Save it as a model's tokenizer; with `end_token`, <end> ends an answer."""
-    vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *characters()])}
+    """Save it as a model's tokenizer; with `end_token`, <end> ends an answer. more_special: tokens in the
+    place of the last characters."""
+    tokens = [*SPECIAL_TOKENS, *characters()][: VOCAB_SIZE - len(more_special)]
+    vocab = {token: i for i, token in enumerate([*tokens, *more_special])}
     raw = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<pad>"))
     raw.decoder = tokenizers.decoders.Fuse()
-    raw.add_special_tokens(list(SPECIAL_TOKENS))
+    raw.add_special_tokens([*SPECIAL_TOKENS, *more_special])
     wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="<pad>", **({"eos_token": "<end>"} if end_token else {})
     )

@@ -1,0 +1,188 @@
+"""A model's vision encoder: transformers' own modules, with weights that stay in host RAM. Knows no file of a
+picture and no prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from localmoe.core.errors import CheckpointError, UnsupportedModelError, sentence_of
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.building import one_at_a_time
+from localmoe.model.materialise import rebuild_buffers
+from localmoe.model.parallel_reader import AnyPiece, read_pieces, split_read
+from localmoe.model.text_part import without_text_part
+from localmoe.model.weight_reader import check_kind
+
+_HOST = torch.device("cpu")
+
+
+class VisionEncoder:
+    """Of one checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> None:
+        """Without weights, see `read`.
+
+        Args:
+            config: transformers', of the whole model.
+            dtype: that it computes in.
+
+        Raises:
+            UnsupportedModelError: transformers cannot build it.
+        """
+        self._checkpoint = checkpoint
+        try:
+            with one_at_a_time(), torch.device("meta"):
+                self._model: Any = transformers.AutoModel.from_config(
+                    config, dtype=dtype, trust_remote_code=False
+                )
+            without_text_part(self._model)
+        except Exception as error:  # a config may make any line of any architecture fail
+            raise UnsupportedModelError(
+                f"transformers cannot build what reads pictures in {checkpoint.folder}: {sentence_of(error)}"
+            ) from error
+        self._model.eval()
+
+    def read(self) -> None:
+        """Its weights, into RAM.
+
+        Raises:
+            CheckpointError: some are missing, have another shape or cannot be read.
+        """
+        _read_weights(self._model, self._checkpoint)
+        rebuild_buffers(self._model, _HOST)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of host RAM, for the weights."""
+        return sum(one.numel() * one.element_size() for one in self._model.parameters())
+
+    @torch.inference_mode()
+    def encode(self, patches: Tensor, grid: Tensor, device: torch.device) -> Tensor:
+        """A picture's tokens.
+
+        Args:
+            patches: float32 (patches, numbers of one).
+            grid: int64 (1, 3): how many in time, height and width.
+            device: that computes; on a GPU weights are there only while they are multiplied with.
+
+        Returns:
+            (1 + D, tokens, H) in host RAM, in the encoder's dtype: what stands in the place of the tokens'
+            embedding, and what is added behind each of the first D decoder layers (DeepStack: Meng et al.
+            2024).
+
+        Raises:
+            torch.OutOfMemoryError: of a GPU.
+        """
+        with streamed(self._model, device):
+            made = self._model.get_image_features(patches.to(device), grid.to(device), return_dict=True)
+        deep = getattr(made, "deepstack_features", None) or []
+        parts = [made.pooler_output, *deep]
+        return torch.stack([_joined(part).to(_HOST) for part in parts])
+
+
+def _joined(part: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return part if isinstance(part, Tensor) else torch.cat(tuple(part))
+
+
+def _read_weights(model: Any, checkpoint: Checkpoint) -> None:
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    wanted: dict[str, Tensor] = model.state_dict()
+    pieces: list[AnyPiece] = []
+    for header in checkpoint.tensors.values():
+        key, _ = rename_source_key(header.name, renamings, converters, model.base_model_prefix, wanted)
+        if key not in wanted:
+            continue
+        check_kind(header, wanted[key])
+        if tuple(header.shape) != tuple(wanted[key].shape):
+            raise CheckpointError(
+                f"Tensor {header.name} in {header.file.name} has shape {list(header.shape)}, the model "
+                f"expects {list(wanted[key].shape)}: config.json and weights do not belong together."
+            )
+        tensor = torch.empty(header.shape, dtype=wanted[key].dtype, device=_HOST)
+        path, _, leaf = key.rpartition(".")
+        module = model.get_submodule(path)
+        if leaf in module._buffers:
+            module._buffers[leaf] = tensor
+        else:
+            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        pieces += split_read(header, tensor)
+    absent = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if absent:
+        raise CheckpointError(
+            f"{len(absent)} weights of what reads pictures are missing from {checkpoint.folder}, e.g. "
+            f"{min(absent)}: download the model again."
+        )
+    read_pieces(pieces, lambda piece: None, None)
+
+
+@contextmanager
+def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Within, each module that multiplies has its weights on the device while it computes, one after the
+    other; what is looked up in, such as places, has them there throughout."""
+    if device == _HOST:
+        yield
+        return
+    handles, whole = [], []
+    for module in model.modules():
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if all(one is None for one in own):
+            continue
+        if isinstance(module, nn.Embedding) or next(module.children(), None) is not None:
+            whole.append((module, _bring(module, device)))
+            continue
+        mover = _Mover(device)
+        handles += [
+            module.register_forward_pre_hook(mover.bring), module.register_forward_hook(mover.take_back)
+        ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, held in whole:
+            _put_back(module, held)
+
+
+class _Mover:
+    """A module's weights, there and back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: _Held = ({}, {})
+
+    def bring(self, module: nn.Module, args: object) -> None:
+        self._held = _bring(module, self._device)
+
+    def take_back(self, module: nn.Module, args: object, output: object) -> None:
+        _put_back(module, self._held)
+        self._held = ({}, {})
+
+
+_Held = tuple[dict[str, "nn.Parameter | None"], dict[str, "Tensor | None"]]
+
+
+def _bring(module: nn.Module, device: torch.device) -> _Held:
+    """What it had."""
+    held = dict(module._parameters), dict(module._buffers)
+    for name, parameter in held[0].items():
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(parameter.to(device), requires_grad=False)
+    for name, buffer in held[1].items():
+        if buffer is not None:
+            module._buffers[name] = buffer.to(device)
+    return held
+
+
+def _put_back(module: nn.Module, held: _Held) -> None:
+    module._parameters.update(held[0])
+    module._buffers.update(held[1])

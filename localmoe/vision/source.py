@@ -1,0 +1,64 @@
+"""Of a checkpoint that reads pictures, what reads them. Keeps nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from localmoe.core.errors import ConfigError
+from localmoe.core.types import Image
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.vision_kinds import CPU_TOKENS, GPU_TOKENS, KINDS, VisionKind, find_kind
+from localmoe.vision.encoder import VisionEncoder
+from localmoe.vision.image_reader import PROCESSOR_FILE, ImageReader
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSource:
+    """What is known before a weight is read."""
+
+    checkpoint: Checkpoint
+    config: Any  # transformers', of the whole model
+    kind: VisionKind
+
+    def reader(self, device: torch.device) -> ImageReader:
+        """For an engine on this device. Raises CheckpointError: the processor's settings are damaged."""
+        most_tokens = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
+        return ImageReader(self.checkpoint.folder, self.kind, most_tokens)
+
+    def encoder(self, dtype: torch.dtype) -> VisionEncoder:
+        """Without weights. Raises as VisionEncoder."""
+        return VisionEncoder(self.checkpoint, self.config, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class NoProcessor:
+    """Stands for the reader of a model that was downloaded without its processor's settings
+    (chat.image_parts.ImageTokens)."""
+
+    folder: Path
+    token_id: int
+
+    def count(self, image: Image) -> int:
+        """Raises ConfigError."""
+        raise ConfigError(
+            f"The model reads pictures by {PROCESSOR_FILE}, which is missing from {self.folder}: download "
+            "the model again, which fetches what is missing, or ask without pictures."
+        )
+
+
+def find_vision(checkpoint: Checkpoint) -> VisionSource | NoProcessor | None:
+    """What reads pictures; None where nothing does."""
+    if checkpoint.config.get("model_type") not in KINDS:
+        return None
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    kind = find_kind(config)
+    if kind is None:
+        return None
+    if not (checkpoint.folder / PROCESSOR_FILE).is_file():
+        return NoProcessor(checkpoint.folder, kind.token_id)
+    return VisionSource(checkpoint, config, kind)
