@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.model.device_cache import DeviceKVCache
@@ -70,6 +70,12 @@ class DeviceMtp:
     def num_bytes(self) -> int:
         """Device bytes of its weights; the cache is the target's."""
         return self._modules.layer.num_bytes
+
+    @property
+    def module(self) -> nn.Module:
+        """Its layer."""
+        layer: nn.Module = self._modules.layer.model
+        return layer
 
     # -- in a captured pass
 

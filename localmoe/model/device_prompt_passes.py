@@ -78,9 +78,11 @@ class PromptPasses:
         ways = self.ways[self._best(self._kinds, min(left, MOST_ASKED))]
         return ways.rows(left, self._runner.issue.prefill_chunk, self._runner.passes.memory.missing)
 
-    def run(self, tokens: Sequence[int], start: int) -> Tensor:
-        """A pass; logits of its last token, or of a window's all."""
+    def run(self, tokens: Sequence[int], start: int, *, captured: bool = True) -> Tensor:
+        """A pass; logits of its last token, or of a window's all. captured: whether it may be a window's."""
         count, missing, kinds = len(tokens), self._runner.passes.memory.missing, self._kinds
+        if count <= self.longest_window and not captured:
+            return self._ask_or_stream(tokens, start)
         captured_s, began = self._runner.capture_s, time.perf_counter()
         if count > self.longest_window:
             asking = [kind for kind in kinds if self.ways[kind].asks(count, missing)]
@@ -92,9 +94,7 @@ class PromptPasses:
                 return logits
             kind = self._best(asking, count)
             kinds = (kind,)
-            answered = self._ask(tokens, start, kind or LanePass.PROMPT)
-            while answered is None and self._only_asks:
-                answered = self._ask(tokens, start, kind or LanePass.PROMPT)
+            answered = self._answered(tokens, start, kind)
             if answered is None:
                 return self._stream(tokens, start)
             logits = answered
@@ -104,6 +104,19 @@ class PromptPasses:
         for each in kinds:
             self.ways[each].note_asked(count, took)
         return logits
+
+    def _ask_or_stream(self, tokens: Sequence[int], start: int) -> Tensor:
+        """A pass that is as short as a window's."""
+        kind = self._best(self._kinds, len(tokens))
+        answered = self._answered(tokens, start, kind)
+        return self._stream(tokens, start) if answered is None else answered
+
+    def _answered(self, tokens: Sequence[int], start: int, kind: LanePass | None) -> Tensor | None:
+        """Of a pass that asks; None: it cannot, and experts come another way too."""
+        answered = self._ask(tokens, start, kind or LanePass.PROMPT)
+        while answered is None and self._only_asks:
+            answered = self._ask(tokens, start, kind or LanePass.PROMPT)
+        return answered
 
     def _stream(self, tokens: Sequence[int], start: int) -> Tensor:
         logits, experts = self._runner.issue.stream(tokens, start)

@@ -25,6 +25,7 @@ from localmoe.model.device_clock import Landing
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import DevicePasses
 from localmoe.model.device_prompt_passes import PromptPasses
+from localmoe.model.image_rows import ImageRows
 from localmoe.model.pass_counts import count_window
 from localmoe.model.side_stream import join_forked
 from localmoe.model.step_graphs import PassOutput
@@ -55,6 +56,7 @@ class DeviceRunner:
         self.sequence = cache
         self.passes = passes
         self.issue = issue
+        self.images: ImageRows | None = None  # of a model that reads pictures
         self._stamp = stamp
         self._prompt = PromptPasses(self)
 
@@ -128,11 +130,21 @@ class DeviceRunner:
             float32 (n, V), or (1, V) with last_only.
         """
         start = self.sequence.length
+        if phase == "prefill" and self.images is not None and self.images.has_some(start, len(tokens)):
+            with self.images.of_pass(tokens, start, self.passes.window.at.device) as numbers:
+                logits = self._run(numbers, phase, start, captured=False)
+        else:
+            logits = self._run(tokens, phase, start)
+        # what passes write, the next one writes again
+        return (logits[-1:] if last_only else logits).to(torch.float32, copy=True)
+
+    def _run(self, tokens: Sequence[int], phase: Phase, start: int, *, captured: bool = True) -> Tensor:
+        """Logits of a pass; captured: whether one of a prompt may be a window's."""
         try:
             if phase == "draft":
                 logits = self._draft(tokens, start)
             elif phase == "prefill":
-                logits = self._prompt.run(tokens, start)
+                logits = self._prompt.run(tokens, start, captured=captured)
             else:
                 logits = self.window(tokens, start, phase)
         except BaseException:
@@ -140,10 +152,9 @@ class DeviceRunner:
             raise
         self.sequence.advance(start + len(tokens))
         if self.passes.mtp is not None and phase != "draft":
-            is_window = phase != "prefill" or len(tokens) <= self._prompt.longest_window
+            is_window = phase != "prefill" or (captured and len(tokens) <= self._prompt.longest_window)
             self.passes.mtp.note_pass(start, tokens, is_window=is_window)
-        # what passes write, the next one writes again
-        return (logits[-1:] if last_only else logits).to(torch.float32, copy=True)
+        return logits
 
     def _draft(self, tokens: Sequence[int], start: int) -> Tensor:
         (token,) = tokens

@@ -22,6 +22,7 @@ from localmoe.model.packed_head import saved_bytes
 from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
 from localmoe.model.rotary import angles_per_token, trained_context
 from localmoe.model.skeleton import Skeleton
+from localmoe.model.vision_kinds import find_kind
 from localmoe.quant.mxfp4 import is_packed
 
 
@@ -46,6 +47,7 @@ def measure_footprint(
     kept = kv_layers(skeleton.model, can_rollback=skeleton.can_rollback)
     sliding = [layer for layer in kept if layer.window is not None]
     state_bytes, state_row_bytes = _state_bytes(skeleton, weight_bytes, knows_state)
+    vision = find_kind(skeleton.config)
     return ModelFootprint(
         name=name,
         architecture=skeleton.config.model_type,
@@ -74,7 +76,8 @@ def measure_footprint(
         embedding_params=embedding_params(skeleton.model),
         head_saved_bytes=saved_bytes(skeleton.model, stored),
         packs_head=skeleton.packed_head is not None,
-        text_alone=text is not skeleton.config,
+        text_alone=text is not skeleton.config and vision is None,
+        image_bytes=0 if vision is None else vision.image_bytes,
         angles_per_token=angles_per_token(skeleton.model),
         trained_context=trained_context(skeleton.model),
     )

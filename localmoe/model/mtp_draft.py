@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.shared_length import shared_length
@@ -77,6 +77,12 @@ class MtpDraft:
     def num_bytes(self) -> int:
         """Device bytes of weights and cache."""
         return self._layer.num_bytes + self._cache.num_bytes
+
+    @property
+    def module(self) -> nn.Module:
+        """Its layer."""
+        layer: nn.Module = self._layer.model
+        return layer
 
     def expect(self, text: Sequence[int]) -> None:
         """The target's next passes are of this text, of which it may hold a prefix."""

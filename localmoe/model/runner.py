@@ -26,6 +26,7 @@ from localmoe.kernels.rows import RowPadding
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.experts_runtime import PassState
 from localmoe.model.final_hidden import FinalHidden, HiddenListener
+from localmoe.model.image_rows import ImageRows
 from localmoe.model.sequence_copy import SequenceCopy, put_together, take_apart
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
@@ -204,6 +205,7 @@ class ModelRunner:
         self._model = model
         self._pad = isinstance(state, transformers.Cache) and not isinstance(state, RecurrentState)
         self._listener: tuple[HiddenListener, FinalHidden] | None = None
+        self.images: ImageRows | None = None  # of a model that reads pictures
 
     def listen(self, listener: HiddenListener, final: FinalHidden) -> None:
         """Tell it of each of the target's passes. final: of the model."""
@@ -231,14 +233,23 @@ class ModelRunner:
             float32 (n, V), or (1, V) with last_only.
         """
         start, count = self.sequence.length, len(tokens)
+        if phase == "prefill" and self.images is not None and self.images.has_some(start, count):
+            with self.images.of_pass(tokens, start, self.device) as numbers:
+                return self._run(tokens, numbers, phase, last_only=last_only)
+        return self._run(tokens, tokens, phase, last_only=last_only)
+
+    def _run(self, tokens: Sequence[int], numbers: Sequence[int], phase: Phase, *, last_only: bool) -> Tensor:
+        """numbers: what the embedding is given for the tokens."""
+        start, count = self.sequence.length, len(tokens)
         if start and count > 1 and isinstance(self.sequence, RecurrentState) and not self.sequence.goes_on:
-            alone = [self.run([token], phase, last_only=True) for token in tokens]
+            pairs = zip(tokens, numbers, strict=True)
+            alone = [self._run([token], [number], phase, last_only=True) for token, number in pairs]
             return alone[-1] if last_only else torch.cat(alone)
         multiple = self.passes.rows.multiple if self._pad and phase != "draft" else 1
         padding = -count % multiple
         self.passes.phase, self.passes.live_rows = phase, count
         self.passes.forced_index = self._forced_index(phase, start, count)
-        ids = torch.tensor([[*tokens, *[tokens[-1]] * padding]], device=self.device)
+        ids = torch.tensor([[*numbers, *[numbers[-1]] * padding]], device=self.device)
         positions = torch.arange(start, start + count + padding, device=self.device)[None]
         keep = multiple if last_only else 0  # whole row multiples, 0 keeps all
         if self.passes.linears is not None:
