@@ -5,20 +5,21 @@ prompt, ids as they are. Decides no truncation: a prompt that does not fit is re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
 import transformers
 
 from localmoe.chat.begun_answer import begun_text
+from localmoe.chat.fitting import fitting, known, too_long
+from localmoe.chat.image_parts import ImageTokens, images_of, with_images
 from localmoe.chat.said_text import SaidText, piece_ids
 from localmoe.chat.templates import adopt_template, as_parts, as_turns, in_own_form, knows_tools, takes_parts
 from localmoe.chat.thinking import NO_WAYS, ThinkingWays, find_ways
 from localmoe.chat.tokenizer_errors import reading_tokenizer
 from localmoe.chat.turn_taking import tellings
 from localmoe.core.config import GenerationRequest
-from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
+from localmoe.core.errors import CheckpointError, ConfigError, sentence_of
 from localmoe.core.tools import Tool
 from localmoe.core.types import Message
 
@@ -31,10 +32,10 @@ _VOCABULARIES = {
     "spiece.model",
     "tekken.json",
 }
-_ROOM = 64  # tokens of an answer, in the context that a refusal advises
 # a text of more characters a token of the context is looked at first up to there: what is far too long would
 # take seconds to be tokenised, in which nobody else is answered
 _LOOKED_AT = 16
+_READS_NO_PICTURES = "This model reads no pictures: ask without them, or load one that does."
 
 
 class Encoder(Protocol):
@@ -52,6 +53,10 @@ class Encoder(Protocol):
     def thinking(self) -> ThinkingWays:
         """What one may choose of how it thinks."""
 
+    @property
+    def images(self) -> ImageTokens | None:
+        """How it reads pictures; None: it reads none."""
+
     def encode(self, request: GenerationRequest, context: int) -> list[int]:
         """Prompt token ids; raises ConfigError or ContextLengthError."""
 
@@ -63,14 +68,20 @@ class PromptEncoder:
     """A model's tokenizer and chat template.
 
     Attributes:
-        thinking: what one may choose of how the model thinks.
+        images, thinking: see Encoder.
     """
 
     thinking: ThinkingWays
 
-    def __init__(self, folder: Path, vocab_size: int | None = None) -> None:
-        """vocab_size: of the model, which may be padded; None: as large as the tokenizer's."""
-        self._folder = folder
+    def __init__(
+        self, folder: Path, vocab_size: int | None = None, *, images: ImageTokens | None = None
+    ) -> None:
+        """
+        Args:
+            vocab_size: of the model, which may be padded; None: as large as the tokenizer's.
+            images: how it reads pictures; None: it reads none.
+        """
+        self._folder, self.images = folder, images
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         if not any(name in _VOCABULARIES or name.endswith(".tiktoken") for name in names):
             # transformers would make up an empty tokenizer
@@ -84,7 +95,8 @@ class PromptEncoder:
         adopt_template(self.tokenizer, folder)
         self._parts = self.has_template and takes_parts(self.tokenizer)
         self._knows_tools: bool | None = None  # not looked at yet
-        self._said = SaidText(self.tokenizer)
+        places = () if images is None else (str(self.tokenizer.convert_ids_to_tokens(images.token_id)),)
+        self._said = SaidText(self.tokenizer, places)
         self.thinking = find_ways(self.tokenizer)
 
     @property
@@ -96,14 +108,14 @@ class PromptEncoder:
         """Prompt token ids.
 
         Raises:
-            ConfigError: the template does not accept the messages or knows no tools, the prompt is empty, or
-                a token id, given or the tokenizer's, is none of this model's.
+            ConfigError: the template does not accept the messages or knows no tools, the prompt is empty, a
+                token id, given or the tokenizer's, is none of this model's, or pictures cannot be read.
             ContextLengthError: no room is left for an answer.
             CheckpointError: the tokenizer is damaged in a way that shows with this text.
         """
         if request.prompt_token_ids is not None:
-            ids = _known(request.prompt_token_ids, self._vocab_size)
-            return _fitting(ids, context, self._max_context)
+            ids = known(request.prompt_token_ids, self._vocab_size)
+            return fitting(ids, context, self._max_context)
         if request.prompt is not None:
             ids = self._raw(request.prompt, context)
         else:
@@ -113,7 +125,7 @@ class PromptEncoder:
                 f"The tokenizer in {self._folder} writes token {max(ids)}, but this model has only 0 to "
                 f"{self._vocab_size - 1}: they do not belong together, so download the model again."
             )
-        return _fitting(ids, context, self._max_context)
+        return fitting(ids, context, self._max_context)
 
     def count(self, text: str) -> int:
         """Tokens of what is said in a chat, without a template around it. Any thread may ask.
@@ -146,7 +158,7 @@ class PromptEncoder:
         if context is not None and len(text) > _LOOKED_AT * context:
             begun = len(self._pieces(text[: _LOOKED_AT * context], mark, options))
             if begun >= 2 * context:  # twice: where a text is cut, its tokens may be others
-                raise _too_long(begun, context, self._max_context, counted=False)
+                raise too_long(begun, context, self._max_context, counted=False)
         return self._pieces(text, mark, options)
 
     def _pieces(self, text: str, mark: str, options: Mapping[str, bool]) -> list[int]:
@@ -172,13 +184,27 @@ class PromptEncoder:
             self._check_tools()
         messages = request.messages[:-1] if request.continue_answer else request.messages
         begun = request.messages[-1] if request.continue_answer else None
+        images = images_of(request.messages)
+        if images:
+            self._check_images(begun)
         if not self.has_template:
             return self._raw(_plain_dialogue(messages) + (begun.content if begun else ""), context)
         said, mark = self._said.marked(in_own_form(self.tokenizer, messages), begun, request.tools)
         text = self._rendered(said.messages, said.tools, self.thinking.variables(request.thinking))
         if said.begun is not None and said.begun.content:
             text = begun_text(self.tokenizer, text, said.begun)
-        return self._tokens(text, context, mark, add_special_tokens=False)
+        ids = self._tokens(text, context, mark, add_special_tokens=False)
+        return with_images(ids, images, self.images) if images and self.images else ids
+
+    def _check_images(self, begun: Message | None) -> None:
+        if self.images is None:
+            raise ConfigError(_READS_NO_PICTURES)
+        if not self.has_template:
+            raise ConfigError(
+                "This model has no chat template, and pictures need one: ask without them, or load another."
+            )
+        if begun is not None and begun.images:
+            raise ConfigError("The answer that goes on has pictures, which no model writes: leave them out.")
 
     def _check_tools(self) -> None:
         if self._knows_tools is None:
@@ -214,7 +240,7 @@ class TokenEncoder:
     def __init__(self, vocab_size: int) -> None:
         self.tokenizer = _Wordless()
         self.has_template = False
-        self.thinking = NO_WAYS
+        self.thinking, self.images = NO_WAYS, None
         self._vocab_size = vocab_size
 
     def encode(self, request: GenerationRequest, context: int) -> list[int]:
@@ -224,9 +250,11 @@ class TokenEncoder:
             ConfigError: the request has no token ids, or one is none of this model's.
             ContextLengthError: no room is left for an answer.
         """
+        if images_of(request.messages):
+            raise ConfigError(_READS_NO_PICTURES)
         if request.prompt_token_ids is None:
             raise ConfigError("This model has no tokenizer: give the prompt as token ids.")
-        return _fitting(_known(request.prompt_token_ids, self._vocab_size), context)
+        return fitting(known(request.prompt_token_ids, self._vocab_size), context)
 
     def count(self, text: str) -> int:
         """Raises ConfigError: there are no words to count tokens of."""
@@ -240,49 +268,6 @@ class _Wordless:
         self, tokens: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
     ) -> str:
         return ""
-
-
-def _known(ids: Sequence[int], vocab_size: int) -> Sequence[int]:
-    """Ids that a user gave, if all are in the vocabulary."""
-    if not all(_is_whole(token) and 0 <= token < vocab_size for token in ids):
-        raise ConfigError(
-            f"A prompt token id lies outside of 0 to {vocab_size - 1}, this model's vocabulary."
-        )
-    return ids
-
-
-def _is_whole(token: object) -> bool:
-    return isinstance(token, Integral) and not isinstance(token, bool)
-
-
-def _fitting(
-    ids: Sequence[int], context: int, max_context: Callable[[], int | None] = lambda: None
-) -> list[int]:
-    """The ids, if they make a prompt. max_context: the longest that the model can be loaded with, asked for
-    only where it is needed; None: it is not known."""
-    if not ids:
-        raise ConfigError("The prompt is empty: write something.")
-    if len(ids) >= context:
-        raise _too_long(len(ids), context, max_context, counted=True)
-    return list(ids)
-
-
-def _too_long(
-    num_tokens: int, context: int, max_context: Callable[[], int | None], *, counted: bool
-) -> ContextLengthError:
-    """counted: the prompt has so many tokens; else its beginning alone has them."""
-    longest = max_context() or 0
-    remedy = "shorten the prompt"
-    if num_tokens < longest:
-        needed = min(num_tokens + _ROOM, longest) if counted else longest
-        remedy += f" or load the model with a context of {'at least' if counted else 'up to'} {needed}"
-    elif longest:
-        remedy += f", as the model was made for at most {longest} tokens"
-    number = f"{'' if counted else 'more than '}{num_tokens}"
-    return ContextLengthError(
-        f"The prompt has {number} tokens, but the context holds {context} and the answer needs room too: "
-        f"{remedy}.", num_tokens=num_tokens, context=context,
-    )  # fmt: skip
 
 
 def _plain_dialogue(messages: Sequence[Message]) -> str:

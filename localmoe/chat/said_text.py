@@ -4,11 +4,12 @@ the `<s>` of HTML, ends no turn. Knows no template; tokenises nothing itself."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from localmoe.chat.image_parts import rewritten
 from localmoe.chat.reasoning import CLOSE, OPEN
 from localmoe.chat.tool_formats import find_format, format_of
 from localmoe.core.tools import Tool, ToolCall
@@ -37,10 +38,11 @@ class SaidText:
     """Of a tokenizer. Tokenizers find their control tokens in whole texts alone: each name in a message gets
     a mark behind its first character, and the template's text is cut there (piece_ids)."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, more: Iterable[str] = ()) -> None:
+        """more: tokens that mean something, whatever the tokenizer has them for, as a picture's place."""
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         names = {str(one.content) for one in added if getattr(one, "special", False)}
-        names |= set(map(str, getattr(tokenizer, "all_special_tokens", ())))
+        names |= {*map(str, getattr(tokenizer, "all_special_tokens", ())), *more}
         kept = {OPEN, CLOSE}  # in what the model wrote: its template may look for them
         if notation := find_format(tokenizer):
             kept |= format_of(notation).special()
@@ -91,9 +93,10 @@ class SaidText:
                 ToolCall(plain(call.name), json(call.arguments), plain(call.id))
                 for call in message.tool_calls
             )
-            return Message(
-                message.role, write(message.content, names), calls, plain(message.tool_name),
-                plain(message.tool_call_id), plain(message.thoughts),
+            return replace(
+                rewritten(message, lambda text: write(text, names)), tool_calls=calls,
+                tool_name=plain(message.tool_name), tool_call_id=plain(message.tool_call_id),
+                thoughts=plain(message.thoughts),
             )  # fmt: skip
 
         begun = said.begun and turn(said.begun)

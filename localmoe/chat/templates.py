@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from localmoe.chat.harmony import harmony_marks
+from localmoe.chat.image_parts import as_picture_parts
 from localmoe.chat.marked_calls import kimi_id
 from localmoe.chat.python_calls import write_python
 from localmoe.chat.tool_formats import find_format, format_of, template_text
@@ -66,7 +67,7 @@ def as_turns(
     """Messages as templates take them.
 
     Args:
-        form: of what a message says.
+        form: of what a message without pictures says.
         parsed: arguments of calls are objects, as most templates want them; else JSON.
     """
     return [_turn(message, form, parsed) for message in messages]
@@ -85,8 +86,9 @@ def in_own_form(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message
 
 
 def _in_one(message: Message) -> Message:
-    """gpt-oss's template takes thoughts before a call or a text, which it shows as thoughts, but not both."""
-    if not (message.tool_calls and message.thoughts and message.content):
+    """gpt-oss's template takes thoughts before a call or a text, which it shows as thoughts, but not both. It
+    knows no pictures."""
+    if not (message.tool_calls and message.thoughts and message.content) or message.images:
         return message
     return replace(message, content="", thoughts=f"{message.thoughts}\n\n{message.content}")
 
@@ -120,7 +122,8 @@ def _with_calls(message: Message) -> Message:
 
 
 def _turn(message: Message, form: Callable[[str], object], parsed: bool) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": form(message.content)}
+    content = as_picture_parts(message) if message.images else form(message.content)
+    turn: dict[str, Any] = {"role": message.role, "content": content}
     if message.thoughts:  # under all names that templates have for them
         turn |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), message.thoughts)
     if message.tool_calls:

@@ -8,9 +8,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from localmoe.chat.image_parts import joined
 from localmoe.core.types import Message
 
 _ID_LENGTH = 9
+_BETWEEN = "\n\n"  # texts that are joined
 
 
 def tellings(messages: Sequence[Message]) -> Iterator[tuple[Sequence[Message], bool]]:
@@ -69,11 +71,6 @@ def _is_one_turn(first: Message, second: Message) -> bool:
 
 
 def _joined(first: Message, second: Message) -> Message:
-    return replace(
-        first, content=_both(first.content, second.content), tool_calls=second.tool_calls,
-        thoughts=_both(first.thoughts, second.thoughts),
-    )  # fmt: skip
-
-
-def _both(one: str, other: str) -> str:
-    return "\n\n".join(filter(None, (one, other)))
+    content, images = joined(first, second, _BETWEEN)
+    thoughts = _BETWEEN.join(filter(None, (first.thoughts, second.thoughts)))
+    return replace(first, content=content, images=images, tool_calls=second.tool_calls, thoughts=thoughts)
