@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from pictures import as_published
 from what_fits import NAMES
 
 from localmoe.core.errors import BudgetError
@@ -92,7 +93,7 @@ def main() -> None:
     for name in NAMES:
         skeleton = skeleton_from_config(SHAPES[name].config(), torch.bfloat16, name)
         footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda")
-        footprint = footprint.in_whole_passes().in_codes()
+        footprint = as_published(name, footprint.in_whole_passes().in_codes())
         columns.append([cell(footprint, card, settings, args) for card in CARDS.values()])
         if args.ram is not None:
             held = budget_experts(footprint, int(args.ram * (1 << 30))) / footprint.total_experts

@@ -37,7 +37,7 @@ def answer(engine: Engine, prompt: list[int], count: int) -> tuple[list[int], fl
 def measure(engine: Engine, cache: PromptCache | None, length: int, rounds: int) -> list[list[int]]:
     """One row a round and chat; all that was answered."""
     engine.reset()
-    engine._session = Session(engine._loaded.runner.sequence, cache)
+    engine._session.text = Session(engine._loaded.runner.sequence, cache)
     chance, said = random.Random(1), []
     vocab = min(engine.footprint.vocab_size, 4000)
     chats = [[chance.randrange(6, vocab) for _ in range(length)] for _ in range(2)]

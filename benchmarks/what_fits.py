@@ -10,6 +10,7 @@ import argparse
 from dataclasses import replace
 
 import torch
+from pictures import as_published
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError
@@ -74,7 +75,7 @@ def main() -> None:
     for name, title in NAMES.items():
         skeleton = skeleton_from_config(SHAPES[name].config(), torch.bfloat16, name)
         footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda").in_whole_passes()
-        footprint = footprint.in_codes(packing=config.pack_experts)
+        footprint = as_published(name, footprint.in_codes(packing=config.pack_experts))
         shares, contexts = [], []
         for card in CARDS_GIB:
             try:

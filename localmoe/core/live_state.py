@@ -35,11 +35,13 @@ class PromptState:
         tokens: to be read, without those that were held from before.
         read: of them, in passes that have ended.
         disk_bytes: of experts that were read from the disk meanwhile.
+        images: pictures that the vision encoder has to read before all that.
     """
 
     tokens: int
     read: int
     disk_bytes: int
+    images: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ class GenerationCounters:
     prompt_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens whose KV was there already, in the cache or kept in RAM
     read_tokens: int = 0  # of the others, those that have run, while the prompt is read
+    unread_images: int = 0  # pictures that the vision encoder has to read before that
     new_tokens: int = 0
     ended: bool = False  # written, stopped or failed
     steps: int = 0

@@ -36,7 +36,7 @@ from localmoe.engine.meter import Meter
 from localmoe.engine.new_slots import new_memory
 from localmoe.engine.packing import load_parts
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
-from localmoe.engine.sessions import new_session
+from localmoe.engine.sessions import EngineSession
 from localmoe.engine.stepping import make_stepper
 from localmoe.engine.switching import apply_switches
 from localmoe.engine.turns import Turns
@@ -58,17 +58,16 @@ class Engine(AbstractContextManager["Engine"]):
         # of a text by itself, and a request's prompt; any thread may ask
         self.count_tokens, self.encode = encoder.count, encoder.encode
         self._busy, self._turns = threading.Lock(), Turns()
-        self._policy = config.policy
+        self._policy, self._answers = config.policy, 0  # answers since load or reset
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
         self.takes_budget = self._budget.takes  # whether `resize` would, see there
         self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
         self.captures = Captures(parts.runner, self._busy, self._turns, parts.store.fill, parts.fill_slots)
         self._improver = DraftImprover(self._turns, self.captures.in_use, self._budget.reserve)
-        self._session = new_session(parts, config)
+        self._session = EngineSession(parts, config, encoder)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._sampling = AnswerSampling(encoder, self._end_tokens)
         self.prepare_grammars = self._sampling.prepare  # of schemas and tools; any thread may
-        self._answers = 0  # since load or reset
         self.live = LiveView(lambda: self._loaded)  # what others may see of it at any time
         log_loaded(self.info(), self.plan, self.footprint)
 
@@ -151,7 +150,7 @@ class Engine(AbstractContextManager["Engine"]):
         started = time.perf_counter()
         try:
             busy = "Another answer is being written: stop it first, or wait."
-            with self._idle(busy), self._turns.answer(), self._session.sound():
+            with self._idle(busy), self._turns.answer(), self._session.text.sound():
                 yield from self._answer(request, stop, started)
         except torch.OutOfMemoryError:
             raise out_of_memory(self.plan.budget_bytes, "answering") from None
@@ -178,12 +177,13 @@ class Engine(AbstractContextManager["Engine"]):
         if parts.passes.synthetic is not None:
             parts.passes.synthetic.begin(self._answers)
         self._answers += 1
-        counters.reused_tokens = self._session.begin(prompt, exact=not allow_cpu(parts, not request.strict))
+        on_cpu = allow_cpu(parts, not request.strict)
+        counters.reused_tokens = self._session.begin(request, prompt, exact=not on_cpu)
         stepper = make_stepper(parts, request, self.config, governor, sampler, self._end_tokens, stop, prompt)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
-        limit = self.plan.context - len(prompt)
-        steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
-        yield from write_events(steps, prompt, self._session, self._encoder.tokenizer, meter, request)
+        limit = min(self.plan.context - len(prompt), request.max_new_tokens or self.plan.context)
+        steps = loop.run(prompt, limit)
+        yield from write_events(steps, prompt, self._session.text, self._encoder.tokenizer, meter, request)
 
     def _use_policy(self, name: str) -> None:
         if name != self._policy:
@@ -252,7 +252,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Forget the conversation, what was learnt about draft lengths, which experts were in slots and, if
         `ram`, which ones RAM holds. Raises EngineBusyError while an answer is being written."""
         with self._idle("An answer is being written: stop it first."):
-            self._session.forget()
+            self._session.text.forget()
             self._answers = 0
             self._draft_place.restore()
             self._budget.empty_slots()  # first: records on their way into some are held in RAM
@@ -289,7 +289,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Give a closed engine's memory back, once no answer uses it: now, or when the running answer
         ends."""
         if self._closing is not None and self._busy.acquire(blocking=False):
-            self._session.forget()
+            self._session.close()
             self._closing.close()
             self._closing = None
             self._busy.release()

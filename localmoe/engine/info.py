@@ -33,6 +33,7 @@ class EngineInfo:
         own_sampling: how the model's makers recommend to choose tokens; None: they do not.
         thinking: what one may choose of how it thinks before it answers; () if nothing.
         drafter: with which it was loaded, whether or not there is memory for a draft; never "auto".
+        reads_images: messages may have pictures.
     """
 
     name: str
@@ -53,6 +54,7 @@ class EngineInfo:
     own_sampling: SamplingConfig | None = None
     thinking: tuple[Thinking, ...] = ()
     drafter: DrafterName = "self"
+    reads_images: bool = False
 
 
 def describe(
@@ -81,6 +83,7 @@ def describe(
         own_sampling=prepared.source.own_sampling,
         thinking=encoder.thinking.choices,
         drafter=parts.drafter,
+        reads_images=parts.runner.images is not None,
     )
 
 

@@ -51,7 +51,8 @@ class LiveView:
         tokens = counters.prompt_tokens - counters.reused_tokens
         if counters.ended or counters.new_tokens or tokens <= 0:
             return None
-        return PromptState(tokens, counters.read_tokens, parts.store.read_bytes - self._read_before)
+        from_disk = parts.store.read_bytes - self._read_before
+        return PromptState(tokens, counters.read_tokens, from_disk, counters.unread_images)
 
     def resident(self) -> NDArray[np.bool_]:
         """(L, E): in a slot now."""

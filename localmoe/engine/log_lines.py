@@ -50,6 +50,11 @@ def log_plan(plan: MemoryPlan, footprint: ModelFootprint) -> None:
     )  # fmt: skip
 
 
+def log_image(tokens: int, seconds: float) -> None:
+    """A picture was read."""
+    _LOG.info("a picture of %d tokens was read in %.2f s", tokens, seconds)
+
+
 def log_no_draft(reason: str) -> None:
     """A model goes on without the draft that it should have had."""
     _LOG.warning("no drafting: %s", reason)

@@ -19,6 +19,7 @@ from localmoe.experts.record_store import RecordStore
 from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.synthetic import SyntheticModel
+from localmoe.vision.source import VisionSource
 
 
 class ModelSource(Protocol):
@@ -100,8 +101,11 @@ class ModelSource(Protocol):
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """What routes and accepts in a trained model's place; None if this is one."""
 
-    def encoder(self, vocab_size: int) -> Encoder:
-        """What turns requests into token ids of a model that has so many."""
+    def vision(self) -> VisionSource | None:
+        """What reads pictures; None: nothing does."""
+
+    def encoder(self, vocab_size: int, device: torch.device) -> Encoder:
+        """What turns requests into token ids of a model that has so many, for an engine on a device."""
 
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """Tokens that end an answer."""

@@ -35,7 +35,9 @@ def load_parts(
     """
     prepared = prepare(config)
     while True:
-        encoder = prepared.source.encoder(prepared.footprint.vocab_size)  # of the same files
+        encoder = prepared.source.encoder(  # of the same files
+            prepared.footprint.vocab_size, prepared.compute.device
+        )
         try:
             return assemble(prepared, config, progress=progress, cancel=cancel), config, encoder
         except UnaskedLayerError as error:

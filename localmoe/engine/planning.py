@@ -144,6 +144,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     )
     if compute.whole_passes:
         footprint = footprint.in_whole_passes()
+    if footprint.image_bytes and source.vision() is None:
+        footprint = replace(footprint, text_alone=True, image_bytes=0)
     if not source.can_pack(skeleton):
         footprint = replace(footprint, bf12_expert_bytes=0)
     if not can_pack_head:

@@ -33,6 +33,7 @@ from localmoe.model.random_weights import (
 from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton, embedding_shape, skeleton_from_config
 from localmoe.model.synthetic import SyntheticModel
+from localmoe.vision.source import VisionSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,11 @@ class RandomSource:
             self.synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
         )
 
-    def encoder(self, vocab_size: int) -> Encoder:
+    def vision(self) -> VisionSource | None:
+        """None: a shape has no pictures."""
+        return None
+
+    def encoder(self, vocab_size: int, device: torch.device) -> Encoder:
         """Takes token ids only."""
         return TokenEncoder(vocab_size)
 

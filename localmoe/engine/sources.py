@@ -45,6 +45,7 @@ from localmoe.model.weight_reader import stored_dtype
 from localmoe.quant.base_check import DraftBase
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 from localmoe.quant.mxfp4 import parameter_of
+from localmoe.vision.source import VisionSource, find_vision
 
 _UNPACKABLE = Remembered(
     "unpackable.json", "localmoe unpackable experts 1", "models", "what cannot be packed"
@@ -235,9 +236,16 @@ class CheckpointSource:
         """None: the model routes itself."""
         return None
 
-    def encoder(self, vocab_size: int) -> Encoder:
-        """Raises CheckpointError: there is no readable tokenizer."""
-        return PromptEncoder(self.model.folder, vocab_size)
+    def vision(self) -> VisionSource | None:
+        """By its config and files."""
+        found = find_vision(self.checkpoint)
+        return found if isinstance(found, VisionSource) else None
+
+    def encoder(self, vocab_size: int, device: torch.device) -> Encoder:
+        """Raises CheckpointError: there is no readable tokenizer, or what reads pictures is damaged."""
+        found = find_vision(self.checkpoint)
+        images = found.reader(device) if isinstance(found, VisionSource) else found
+        return PromptEncoder(self.model.folder, vocab_size, images=images)
 
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """What generation config, config and tokenizer say."""

@@ -31,13 +31,14 @@ def _suggestion(
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
     mxfp4_expert_bytes: int = 0, state_bytes: int = 0, state_row_bytes: int = 0,
     unused_params: int = 0, gated: bool = True, wide_params: int = 0, text_alone: bool = False,
-    angles: int = 256, sliding_kv_bytes: int = 0, window: int = 0,
+    angles: int = 256, sliding_kv_bytes: int = 0, window: int = 0, image_bytes: int = 0,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
     tokens. gated: whether experts have a gate. wide_params: of the shared ones, kept in 32 bits. text_alone:
-    whether the model also sees. angles: a position in its rotary tables. sliding_kv_bytes: of kv_bytes, those
-    of layers that see a window of so many positions."""
+    whether the model also sees, which is not used here. image_bytes: of one that reads pictures. angles: a
+    position in its rotary tables. sliding_kv_bytes: of kv_bytes, those of layers that see a window of so many
+    positions."""
     matrices = 3 if gated else 2
     inner = expert_params // (matrices * hidden)
     layout = RecordLayout(((matrices - 1) * inner, hidden), (hidden, inner), transposed=False)
@@ -55,7 +56,7 @@ def _suggestion(
         embedding_params=0 if tied else vocabulary * hidden,
         head_saved_bytes=2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
         own_inner_size=0 if gated else inner, text_alone=text_alone,
-        angles_per_token=angles,
+        image_bytes=image_bytes, angles_per_token=angles,
         sliding_kv_bytes_per_token=sliding_kv_bytes, sliding_window=window,
     )  # fmt: skip
     num_bytes = 2 * shared_params + footprint.total_experts * (file_bytes or footprint.expert_bytes)
@@ -128,11 +129,11 @@ SUGGESTIONS = (
         linear_params=1_217_134_592,
     ),
     _suggestion(
-        "Qwen/Qwen3.6-35B-A3B", "thinks before it answers", "apache-2.0", "qwen3_5_moe",
+        "Qwen/Qwen3.6-35B-A3B", "thinks before it answers, reads pictures", "apache-2.0", "qwen3_5_moe",
         layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
         draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
         linear_params=1_917_665_280, state_bytes=353_771_520, state_row_bytes=49_664,
-        unused_params=1_298_000_000, text_alone=True,
+        unused_params=1_298_000_000, image_bytes=301_989_888,
         angles=128,
     ),
     _suggestion(

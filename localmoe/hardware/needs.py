@@ -158,7 +158,9 @@ def device_needs(
     return DeviceNeeds(
         shared_bytes=shared_bytes,
         kv_bytes=kv_bytes,
-        workspace_bytes=activations + attention + logits + unpacked_bytes + library_bytes,
+        workspace_bytes=(
+            activations + attention + logits + unpacked_bytes + library_bytes + footprint.image_bytes
+        ),
         draft_bytes=footprint.draft_bytes(positions),
         slot_bytes=0 if in_place else footprint.slot_bytes(compute_bytes),
         min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),

@@ -246,7 +246,7 @@ def test_closing_the_engine_ends_a_running_answer_with_a_clear_error(tiny: Tiny)
 def test_a_copy_that_ends_as_the_next_answer_begins_is_wasted_by_that_one_alone_if_it_counts_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, arrived, begin = memory_of(engine), threading.Event(), engine._session.begin
+    memory, arrived, begin = memory_of(engine), threading.Event(), engine._session.text.begin
     ask(engine, PROMPTS[0], NUM_TOKENS, policy="on-demand", draft_length=0)
     copy = memory.link.copy
 
@@ -260,7 +260,7 @@ def test_a_copy_that_ends_as_the_next_answer_begins_is_wasted_by_that_one_alone_
         return begin(*given, **how)
 
     monkeypatch.setattr(memory.link, "copy", held)
-    monkeypatch.setattr(engine._session, "begin", bring_back)
+    monkeypatch.setattr(engine._session.text, "begin", bring_back)
     last, resident = memory.store.num_layers - 1, memory.resident_keys()
     keys = (ExpertKey(last, expert) for expert in range(memory.store.num_experts))
     memory.prefetch(next(key for key in keys if key not in resident), 0.0)

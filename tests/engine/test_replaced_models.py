@@ -174,7 +174,7 @@ def test_an_engine_whose_files_were_replaced_goes_on_and_builds_no_better_draft(
 def test_tokens_that_end_an_answer_are_those_of_the_weights(hub: HubServer) -> None:
     hub.commit(REPO, {**revision(-1.0), "generation_config.json": b'{"eos_token_id": [7]}'})
     source = CheckpointSource.open(REPO)
-    encoder = source.encoder(1 << 20)
+    encoder = source.encoder(1 << 20, torch.device("cpu"))
     before = source.end_tokens(encoder)
     pull()
     assert source.end_tokens(encoder) == before
@@ -260,7 +260,7 @@ def test_a_second_load_of_what_cannot_be_packed_has_the_text_side_of_its_own_fil
         def __init__(self, config: EngineConfig) -> None:
             self.revision = "plain" if tries else "packed"
 
-        def encoder(self, vocab_size: int) -> str:
+        def encoder(self, vocab_size: int, device: object) -> str:
             return self.revision
 
         def can_pack(self, skeleton: object) -> bool:

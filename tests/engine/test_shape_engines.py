@@ -105,7 +105,7 @@ def test_answers_after_the_first_are_routed_differently_and_a_reset_starts_over(
                 recorder = RoutingRecorder(3)
                 engine.record_routing(recorder)
                 recorder.begin()
-                engine._session.forget()
+                engine._session.text.forget()
                 ask_ids(engine, PROMPT, 8, draft_length=0)
                 recorded.append(recorder.trace("", 8).experts)
         expected = simulation(engine, settings)

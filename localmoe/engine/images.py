@@ -1,0 +1,119 @@
+"""Pictures of an engine's prompts: read when they are needed for the first time, and told to the passes. Runs
+no pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from localmoe.chat.image_parts import ImageTokens, images_of
+from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import HardwareError
+from localmoe.core.types import Image
+from localmoe.core.units import format_bytes
+from localmoe.engine.loading import EngineParts, Runner
+from localmoe.engine.log_lines import log_image
+from localmoe.hardware.cpu import ram_bytes
+from localmoe.hardware.host_room import texts_room
+from localmoe.model.draft_model import DraftModel
+from localmoe.model.image_rows import ImageRows, PlacedRows
+from localmoe.model.rotary import tabulate_all
+from localmoe.vision.encoder import VisionEncoder
+from localmoe.vision.features import KeptFeatures
+from localmoe.vision.image_reader import ImageReader
+from localmoe.vision.placing import PlacedImage, coordinates, place_images, told_apart
+from localmoe.vision.source import VisionSource
+
+
+class EngineImages:
+    """Of one engine whose model reads pictures. The answer's thread calls it."""
+
+    def __init__(
+        self, source: VisionSource, reader: ImageReader, runner: Runner, rows: ImageRows,
+        device: torch.device, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        """rows: the runner's. dtype: of passes."""
+        self._source, self._reader, self._runner, self._rows = source, reader, runner, rows
+        self._device, self._dtype = device, dtype
+        self._encoder: VisionEncoder | None = None  # its weights come with the first picture
+        self._kept = KeptFeatures()
+        self._placed: tuple[PlacedImage, ...] = ()
+        self._images: tuple[Image, ...] = ()
+
+    def begin(self, request: GenerationRequest, prompt: Sequence[int]) -> Sequence[int]:
+        """What tells the prompt's text from others, where the ids of pictures are all the same."""
+        self._images = images_of(request.messages)
+        layouts = [self._reader.layout(image) for image in self._images]
+        self._placed = place_images(prompt, self._reader.token_id, layouts)
+        return told_apart(prompt, self._placed) if self._placed else prompt
+
+    def read(self, length: int, held: int) -> None:
+        """Before the prompt's first pass: tell the passes of its pictures, and read those whose tokens are to
+        run.
+
+        Args:
+            length: of the prompt.
+            held: tokens of it that the sequence state has.
+
+        Raises:
+            HardwareError: RAM does not suffice for the encoder.
+            CheckpointError: its weights cannot be read.
+            torch.OutOfMemoryError: of a GPU.
+        """
+        pairs = zip(self._placed, self._images, strict=True)
+        needed = [(one, image) for one, image in pairs if one.end > held]
+        counters = self._runner.passes.counters
+        placed = []
+        for left, (one, image) in zip(range(len(needed), 0, -1), needed, strict=True):
+            counters.unread_images = left
+            placed.append(PlacedRows(one.start, self._features(one, image)))
+        counters.unread_images = 0
+        self._rows.begin(placed, coordinates(self._placed, length) if self._placed else None)
+
+    @classmethod
+    def of_engine(cls, parts: EngineParts, reader: ImageTokens | None) -> EngineImages | None:
+        """reader: of its prompts' encoder; None: it reads no pictures."""
+        source, compute = parts.prepared.source.vision(), parts.prepared.compute
+        if source is None or not isinstance(reader, ImageReader):
+            return None
+        model, drafter = parts.prepared.skeleton.model, None if parts.other is None else parts.other.model
+        beside = [] if drafter is None or isinstance(drafter, DraftModel) else [drafter.module]
+        if not compute.whole_passes:
+            for module in (model, *beside):
+                tabulate_all(module, parts.prepared.plan.context, compute.dtype)
+        rows = ImageRows(model, source.kind.depth, beside)
+        parts.runner.images = rows
+        return cls(source, reader, parts.runner, rows, compute.device, compute.dtype)
+
+    def _features(self, placed: PlacedImage, image: Image) -> Tensor:
+        found = self._kept.get(placed.layout.digest)
+        if found is None:
+            began = time.perf_counter()
+            patches, grid = self._reader.patches(image)
+            found = self._encoded(patches, grid)
+            self._kept.keep(placed.layout.digest, found)
+            log_image(placed.layout.tokens, time.perf_counter() - began)
+        return found
+
+    def _encoded(self, patches: Tensor, grid: Tensor) -> Tensor:
+        if self._encoder is None:
+            encoder = self._source.encoder(self._dtype)
+            needed = encoder.num_bytes
+            room = texts_room(*ram_bytes(), 0, needed)
+            if room < needed:
+                raise HardwareError(
+                    f"Reading a picture takes {format_bytes(needed)} of RAM for the model's vision encoder, "
+                    f"and {format_bytes(room)} can be had: close other programs, or ask without pictures."
+                )
+            encoder.read()
+            self._encoder = encoder
+        if self._device.type != "cuda":
+            return self._encoder.encode(patches, grid, self._device)
+        torch.cuda.empty_cache()  # what other passes keep, and then what this one did
+        try:
+            return self._encoder.encode(patches, grid, self._device)
+        finally:
+            torch.cuda.empty_cache()
