@@ -25,6 +25,7 @@ from localmoe.server.order import (
     unsupported,
     wanted_calls,
 )
+from localmoe.server.pictures import NOTHING, PictureReader
 from localmoe.server.settings import ServerSettings
 
 _COMPLETION_TOKENS = 16  # of a completion that names no number, as in OpenAI's API
@@ -43,7 +44,8 @@ def chat_order(body: ChatRequest, model: str, settings: ServerSettings) -> Order
     if not body.messages:
         raise ApiError(400, "The field 'messages' is empty: give at least one message.", param="messages")
     called = {call.id: call.function.name for message in body.messages for call in message.tool_calls or ()}
-    messages = tuple(_message(message, i, called) for i, message in enumerate(body.messages))
+    pictures = PictureReader()
+    messages = tuple(_message(message, i, called, pictures) for i, message in enumerate(body.messages))
     offered = () if body.tool_choice == "none" else body.tools or ()
     tools = tuple(tool_of(tool.function) for tool in offered)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -126,7 +128,7 @@ def _schema(form: Mapping[str, object]) -> str | None:
     return schema_text(form.get("type", "text"), schema, "response_format", _SCHEMA_FORM)
 
 
-def _message(message: ChatMessage, place: int, called: dict[str, str]) -> Message:
+def _message(message: ChatMessage, place: int, called: dict[str, str], pictures: PictureReader) -> Message:
     """called: names of tools by the ids of all calls."""
     param = f"messages.{place}"
     calls = tuple(
@@ -140,10 +142,11 @@ def _message(message: ChatMessage, place: int, called: dict[str, str]) -> Messag
     if message.content is None and message.role != "assistant":
         raise ApiError(400, f"Message {place + 1} has no content: give a text.", param=f"{param}.content")
     role = "system" if message.role == "developer" else message.role
-    content = message.content or ""
+    said = message.content or NOTHING
+    content, images = said.text, pictures.read(said, role, f"{param}.content")
     if role == "tool":
         call_id = message.tool_call_id or ""
         name = message.name or called.get(call_id, "")
-        return Message(role, content, tool_name=name, tool_call_id=call_id)
+        return Message(role, content, tool_name=name, tool_call_id=call_id, images=images)
     thoughts = (message.reasoning_content or message.reasoning or "") if role == "assistant" else ""
-    return Message(role, content, calls, thoughts=thoughts)
+    return Message(role, content, calls, thoughts=thoughts, images=images)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from localmoe.server.fields import (
     AnyRequest,
@@ -15,9 +15,9 @@ from localmoe.server.fields import (
     Stops,
     ToolName,
     refused,
-    text_of_parts,
     tool_name,
 )
+from localmoe.server.pictures import Said, said
 
 
 def _prompt(value: object) -> object:
@@ -29,6 +29,10 @@ def _prompt(value: object) -> object:
     if isinstance(value, list) and value and all(type(token) is int for token in value):
         return tuple(value)
     raise refused("it has to be one prompt, as a text or as a list of token ids")
+
+
+def _content(value: object) -> Said | None:
+    return None if value is None else said(value)
 
 
 def _choice(value: object) -> object:
@@ -74,7 +78,7 @@ class ChatMessage(Lenient):
     reasoning_content: what the assistant had thought, as it was answered; others name it reasoning."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(text_of_parts)] = None
+    content: Annotated[Said | None, PlainValidator(_content)] = None
     tool_calls: Annotated[list[CallField], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     name: str | None = None

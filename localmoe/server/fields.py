@@ -13,10 +13,12 @@ from pydantic_core import PydanticCustomError
 
 from localmoe.chat.call_values import is_tool_name
 from localmoe.server.errors import ApiError
+from localmoe.server.settings import MAX_TEXT_BYTES
 
 MAX_STOPS = 64  # OpenAI takes 4, but editors send more, as what begins a declaration in some language
 MAX_PARTS = 50_000  # lists and objects of a body: more take seconds, in which nobody else is answered
-_IMAGES = ("image_url", "input_image", "image")
+PICTURE_KINDS = ("image_url", "input_image", "image")
+PICTURES_ELSEWHERE = "pictures stand in messages of the user and in results of tools alone"
 
 
 def refused(sentence: str) -> PydanticCustomError:
@@ -30,16 +32,22 @@ def text_of_parts(value: object, kinds: Sequence[str] = ("text",)) -> object:
         if value is None or isinstance(value, str):
             return value
         raise refused("it has to be text or a list of text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in _IMAGES:
-            raise refused("images are not read, as the model knows text alone")
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind not in kinds or not isinstance(text, str):
-            raise refused(f'a part has to be {{"type": "{kinds[0]}", "text": "..."}}')
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(text_of_part(part, kinds) for part in value)
+
+
+def text_of_part(part: object, kinds: Sequence[str] = ("text",)) -> str:
+    """What a part of one of these kinds says.
+
+    Raises:
+        PydanticCustomError: it is none.
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in PICTURE_KINDS:
+        raise refused(PICTURES_ELSEWHERE)
+    text = part.get("text") if isinstance(part, dict) else None
+    if kind not in kinds or not isinstance(text, str):
+        raise refused(f'a part has to be {{"type": "{kinds[0]}", "text": "..."}}')
+    return text
 
 
 def tool_name(value: object) -> str:
@@ -115,8 +123,11 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     """The request in a JSON body.
 
     Raises:
-        ApiError: 400; the body is no JSON object, has too many parts, or a field has the wrong type.
+        ApiError: 400; the body is no JSON object, has too many parts, or a field has the wrong type. 413; it
+            is as large as only pictures may be, and holds little else than commas and quotes.
     """
+    if len(body) > MAX_TEXT_BYTES and body.count(b",") + body.count(b'"') > MAX_TEXT_BYTES // 2:
+        raise ApiError(413, "The request has more values than are read beside pictures: shorten it.")
     if _openings(body) > MAX_PARTS and _openings(_without_texts(body)) > MAX_PARTS:
         raise ApiError(
             400, f"The request has more than {MAX_PARTS:,} lists and objects, such as messages and their "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from localmoe.chat.image_parts import joined
 from localmoe.core.config import GenerationRequest, Thinking
 from localmoe.core.tools import Tool, ToolCall
 from localmoe.core.types import Message
@@ -28,6 +29,7 @@ from localmoe.server.order import (
     unsupported,
     wanted_calls,
 )
+from localmoe.server.pictures import Picture, PictureReader, Said
 from localmoe.server.settings import ServerSettings
 
 _ANY_MODEL = "claude"  # how names begin that clients of this API have built in: the loaded model answers
@@ -99,8 +101,9 @@ def _messages(body: MessagesRequest) -> tuple[Message, ...]:
     the same turn; and neighbours of one role are one message."""
     said = [Message("system", body.system)] if body.system else []
     called: dict[str, str] = {}  # names of tools by the ids of calls
+    pictures = PictureReader()
     for place, field in enumerate(body.messages):
-        for message in _turn(field, place, called):
+        for message in _turn(field, place, called, pictures):
             called |= {call.id: call.name for call in message.tool_calls}
             said.append(message)
     found: list[Message] = []
@@ -116,35 +119,35 @@ def _messages(body: MessagesRequest) -> tuple[Message, ...]:
     return tuple(found)
 
 
-def _turn(field: MessageField, place: int, called: dict[str, str]) -> Iterator[Message]:
+def _turn(
+    field: MessageField, place: int, called: dict[str, str], pictures: PictureReader
+) -> Iterator[Message]:
+    param = f"messages.{place}.content"
     results = [block for block in field.content if isinstance(block, ToolResult)]
     calls = tuple(block for block in field.content if isinstance(block, ToolCall))
     thoughts = [block.text for block in field.content if isinstance(block, Thoughts)]
-    texts = [block for block in field.content if isinstance(block, str)]
+    said = Said(tuple(block for block in field.content if isinstance(block, (str, Picture))))
     strange = "results of tools" if field.role != "user" and results else ""
     if field.role != "assistant" and (calls or thoughts):
         strange = "calls of tools" if calls else "thoughts"
     if strange:
         raise ApiError(
             400, f"Message {place + 1} has {strange}, which no message of the role '{field.role}' has.",
-            param=f"messages.{place}.content",
+            param=param,
         )  # fmt: skip
     for result in results:
         name = called.get(result.call_id, "")
-        yield Message("tool", result.text, tool_name=name, tool_call_id=result.call_id)
-    if texts or calls or thoughts:
-        yield Message(field.role, "\n".join(texts), calls, thoughts="\n\n".join(thoughts))
+        images = pictures.read(result.said, "tool", param)
+        yield Message("tool", result.said.text, tool_name=name, tool_call_id=result.call_id, images=images)
+    if said.pieces or calls or thoughts:
+        images = pictures.read(said, field.role, param)
+        yield Message(field.role, said.text, calls, thoughts="\n\n".join(thoughts), images=images)
     elif not results and field.role != "assistant":
-        raise ApiError(
-            400, f"Message {place + 1} has no content: give a text.", param=f"messages.{place}.content"
-        )
+        raise ApiError(400, f"Message {place + 1} has no content: give a text.", param=param)
 
 
 def _joined(first: Message, second: Message) -> Message:
-    def both(one: str, other: str, between: str) -> str:
-        return between.join(text for text in (one, other) if text)
-
-    return Message(
-        first.role, both(first.content, second.content, "\n"), first.tool_calls + second.tool_calls,
-        thoughts=both(first.thoughts, second.thoughts, "\n\n"),
-    )  # fmt: skip
+    content, images = joined(first, second, "\n")
+    thoughts = "\n\n".join(text for text in (first.thoughts, second.thoughts) if text)
+    calls = first.tool_calls + second.tool_calls
+    return Message(first.role, content, calls, thoughts=thoughts, images=images)

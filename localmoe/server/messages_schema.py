@@ -18,9 +18,11 @@ from localmoe.server.fields import (
     Stops,
     ToolName,
     refused,
+    text_of_part,
     text_of_parts,
     tool_name,
 )
+from localmoe.server.pictures import NOTHING, Piece, Said, picture, said
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class ToolResult:
     """What a call gave."""
 
     call_id: str
-    text: str
+    said: Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Thoughts:
     text: str
 
 
-Block = str | Thoughts | ToolCall | ToolResult
+Block = Piece | Thoughts | ToolCall | ToolResult
 
 
 def _blocks(value: object) -> object:
@@ -47,14 +49,16 @@ def _blocks(value: object) -> object:
         return (value,)
     if not isinstance(value, list):
         raise refused("it has to be text or a list of blocks")
-    return tuple(said for block in value for said in _said(block))
+    return tuple(found for block in value for found in _said(block))
 
 
 def _said(block: object) -> Iterator[Block]:
     found = block if isinstance(block, dict) else {}
     match found.get("type"):
-        case "text" | "image":
-            yield str(text_of_parts([block]))
+        case "text":
+            yield text_of_part(block)
+        case "image":
+            yield picture(found)
         case "document":
             yield _document(found)
         case "thinking":
@@ -64,8 +68,8 @@ def _said(block: object) -> Iterator[Block]:
         case "tool_use":
             yield _call(found)
         case "tool_result":
-            content = text_of_parts(found.get("content"))
-            yield ToolResult(_text(found, "tool_use_id"), "" if content is None else str(content))
+            content = found.get("content")
+            yield ToolResult(_text(found, "tool_use_id"), NOTHING if content is None else said(content))
         case kind:
             raise refused(f"a block of type {json.dumps(kind)} is not read here")
 

@@ -21,6 +21,7 @@ from localmoe.server.order import (
     unsupported,
     wanted_calls,
 )
+from localmoe.server.pictures import PictureReader
 from localmoe.server.responses_schema import (
     CallItem,
     Item,
@@ -96,27 +97,32 @@ def _schema(body: ResponsesRequest) -> str | None:
 def _messages(items: Sequence[Item]) -> tuple[Message, ...]:
     called = {item.call_id: item.name for item in items if isinstance(item, CallItem) and item.call_id}
     found: list[Message] = []
-    turn = _Turn()
-    for item in items:
+    turn, pictures = _Turn(), PictureReader()
+    for place, item in enumerate(items):
         if isinstance(item, ReasoningItem):
             turn.think(item.content or item.summary or "")
         elif isinstance(item, CallItem):
             turn.call(ToolCall(item.name, item.arguments, item.call_id or ""))
         elif isinstance(item, MessageItem) and item.role == "assistant":
-            turn.say(item.content)
+            pictures.read(item.content, item.role, f"input.{place}.content")  # refuses them
+            turn.say(item.content.text)
         else:
             found += turn.end()
-            found.append(_of_others(item, called))
+            found.append(_of_others(item, f"input.{place}", called, pictures))
     return (*found, *turn.end())
 
 
-def _of_others(item: MessageItem | ResultItem, called: Mapping[str, str]) -> Message:
+def _of_others(
+    item: MessageItem | ResultItem, param: str, called: Mapping[str, str], pictures: PictureReader
+) -> Message:
     """called: names of tools by the ids of all calls."""
     if isinstance(item, ResultItem):
         call_id = item.call_id or ""
         name = item.name or called.get(call_id, "")
-        return Message("tool", item.output, tool_name=name, tool_call_id=call_id)
-    return Message("user" if item.role == "user" else "system", item.content)
+        images = pictures.read(item.output, "tool", f"{param}.output")
+        return Message("tool", item.output.text, tool_name=name, tool_call_id=call_id, images=images)
+    images = pictures.read(item.content, item.role, f"{param}.content")
+    return Message("user" if item.role == "user" else "system", item.content.text, images=images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ from localmoe.server.fields import (
     refused,
     text_of_parts,
 )
+from localmoe.server.pictures import Said, said
 
 _SAID = ("input_text", "output_text", "text")
 
 
-def _said(value: object) -> object:
+def _said(value: object) -> Said:
     """What a message or a tool says; the assistant's refusals are texts like others."""
     if isinstance(value, list):
         value = [
@@ -31,7 +32,7 @@ def _said(value: object) -> object:
             else part
             for part in value
         ]
-    return text_of_parts(value, _SAID)
+    return said(value, _SAID)
 
 
 def _thought(value: object) -> object:
@@ -46,7 +47,7 @@ class MessageItem(Lenient):
     """A message. developer: OpenAI's newer name of system."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[str, BeforeValidator(_said)]
+    content: Annotated[Said, PlainValidator(_said)]
 
 
 class CallItem(Lenient):
@@ -60,7 +61,7 @@ class CallItem(Lenient):
 class ResultItem(Lenient):
     """What a called tool answered."""
 
-    output: Annotated[str, BeforeValidator(_said)]
+    output: Annotated[Said, PlainValidator(_said)]
     call_id: str | None = None
     name: str | None = None
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -31,13 +32,16 @@ from localmoe.server.messages_form import MessagesForm
 from localmoe.server.messages_requests import messages_order
 from localmoe.server.messages_schema import MessagesRequest
 from localmoe.server.order import Order
+from localmoe.server.pictures import check_text_size
 from localmoe.server.responses_form import responses_form
 from localmoe.server.responses_requests import responses_order
 from localmoe.server.responses_schema import ResponsesRequest
 from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
+T = TypeVar("T")
 _READ = ["GET", "HEAD"]  # HEAD is what health checks ask
-_MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # a client that still sends would not read why it is refused
+_QUICK_BYTES = 1 << 20  # larger bodies are read beside the event loop, so that others are answered meanwhile
+_MAX_DISCARDED_BYTES = 2 * MAX_BODY_BYTES  # a client that still sends would not read why it is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,10 @@ def make_app(
 
     @app.post(f"{MESSAGES_PATH}/count_tokens")
     async def count_tokens(request: Request) -> dict[str, int]:
-        order = messages_order(parse(MessagesRequest, await _body(request)), model.name, settings)
+        def read(body: bytes) -> tuple[Order, None]:
+            return messages_order(parse(MessagesRequest, body), model.name, settings), None
+
+        order, _ = await _order(request, read)
         return {"input_tokens": await asyncio.to_thread(count, order.generation)}
 
     app.add_exception_handler(LocalMoeError, _refuse)
@@ -121,7 +128,7 @@ def _add_answers(app: FastAPI, desk: AnswerDesk, model: str, settings: ServerSet
     def add(path: str, read: Callable[[bytes], tuple[Order, Form]]) -> None:
         @app.post(path)
         async def answer(request: Request) -> Response:
-            order, form = read(await _body(request))
+            order, form = await _order(request, read)
             return AnswerResponse(desk, order, form)
 
     for path, read in readers.items():
@@ -154,6 +161,22 @@ def _add_reports(app: FastAPI, desk: AnswerDesk, model: ServedModel) -> None:
         if name not in (model.name, f"{model.name}/"):
             raise ApiError(404, f"There is no model '{name}' here.", param="model", code="model_not_found")
         return model.as_dict()
+
+
+async def _order(request: Request, read: Callable[[bytes], tuple[Order, T]]) -> tuple[Order, T]:
+    """What a request asks for, and what else `read` finds in its body.
+
+    Raises:
+        ApiError: the body is too large, or `read` refuses it.
+    """
+    body = await _body(request)
+
+    def found() -> tuple[Order, T]:
+        order, other = read(body)
+        check_text_size(len(body), order.generation.messages)
+        return order, other
+
+    return await asyncio.to_thread(found) if len(body) > _QUICK_BYTES else found()
 
 
 async def _body(request: Request) -> bytes:

@@ -13,7 +13,8 @@ DEFAULT_PORT = 8080
 DEFAULT_MAX_WAITING = 16
 DEFAULT_SAMPLING = SamplingConfig()
 _UNSENDABLE = re.compile("[\0-\x08\n-\x1f\x7f\ud800-\udfff]")  # in a header; surrogates are no UTF-8
-MAX_BODY_BYTES = 8 << 20  # far more text than any context holds
+MAX_BODY_BYTES = 64 << 20  # of a request with pictures
+MAX_TEXT_BYTES = 8 << 20  # beside pictures: far more text than any context holds
 
 
 @dataclass(frozen=True, slots=True)

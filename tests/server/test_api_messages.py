@@ -372,9 +372,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     [
         ({"messages": []}, "The field 'messages' is empty"),
         ({}, "The field 'messages' cannot be used: field required"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "images are not read"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "it is no picture that can be read"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a",
-                                                      "content": [IMAGE]}]}]}, "images are not read"),
+                                                      "content": [IMAGE]}]}]}, "it is no picture"),
         ({"messages": [{"role": "user", "content": [{"type": "odd"}]}]}, 'a block of type "odd" is not read'),
         ({"messages": [{"role": "user", "content": [7]}]}, "a block of type null is not read here"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}, "a part has to be"),
@@ -437,7 +437,8 @@ def test_errors_have_anthropics_form_wherever_they_come_from(engine: ScriptedEng
         assert post(PATH, json=body, headers={"Authorization": "Bearer secret"}).status_code == 200
         refusal(post(f"{PATH}/nothing", json=body, headers=ours), 404, "not_found_error")
         refusal(post(PATH, content=b"{", headers=ours), 400, "invalid_request_error")
-        refusal(post(PATH, content=b" " * (9 << 20), headers=ours), 413, "request_too_large")
+        large = json.dumps(body).encode() + b" " * (9 << 20)
+        refusal(post(PATH, content=large, headers=ours), 413, "request_too_large")
         failed = {"messages": [{"role": "user", "content": "BUG"}]}
         assert SECRET not in refusal(post(PATH, json=failed, headers=ours), 500, "api_error")
         chat = post("/v1/messagesX", json=body, headers=ours).json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -16,7 +17,8 @@ from localmoe.server.completions_requests import chat_order
 from localmoe.server.completions_schema import ChatRequest
 from localmoe.server.errors import ApiError
 from localmoe.server.fields import MAX_PARTS, parse
-from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
+from localmoe.server.pictures import Said
+from localmoe.server.settings import MAX_BODY_BYTES, MAX_TEXT_BYTES, ServerSettings
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,9 @@ def test_a_request_has_a_largest_size(api: Api) -> None:
     half = b" " * (MAX_BODY_BYTES // 2 + 1)
     refusal(api.client.post(CHAT, content=half * 2), 413)
     refusal(api.client.post(CHAT, content=iter([half, half])), 413)  # in chunks, of no declared size
+    hello = json.dumps({"messages": HELLO}).encode()
+    for filler in (b" " * MAX_TEXT_BYTES, b"," * MAX_TEXT_BYTES, b'"' * MAX_TEXT_BYTES):
+        refusal(api.client.post(CHAT, content=hello + filler), 413)  # of text alone
 
 
 @pytest.mark.parametrize("part", ['{"role":"user","content":""}', '{"role":"user","content":[{}]}', "[]"])
@@ -153,7 +158,10 @@ def test_a_request_has_a_most_of_parts(api: Api, part: str) -> None:
 def test_what_a_message_says_has_as_many_brackets_as_it_likes() -> None:
     said = '\\"{[\\' * MAX_PARTS
     body = json.dumps({"messages": [{"role": "user", "content": said}, *HELLO]}).encode()
-    assert parse(ChatRequest, body).messages[0].content == said
+    assert parse(ChatRequest, body).messages[0].content == Said((said,))
+
+
+PIXEL = f"data:image/gif;base64,{base64.b64encode(b'GIF89a' + bytes([1, 0, 1] + [0] * 20)).decode()}"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +170,8 @@ def test_what_a_message_says_has_as_many_brackets_as_it_likes() -> None:
         {"messages": [1] * 300_000}, {"messages": HELLO, "tools": [1] * 300_000},
         {"messages": [{"role": "assistant", "tool_calls": [1] * 300_000}]},
         {"messages": HELLO, "logit_bias": {str(token): "a" for token in range(300_000)}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": PIXEL}] * 16_000}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": PIXEL}]}] * 10_000},
     ],
 )  # fmt: skip
 def test_what_is_wrong_300_000_times_costs_no_more_than_what_is_wrong_once(body: dict[str, object]) -> None:
