@@ -1,7 +1,8 @@
 """A chat as JSON: what a file holds, and reading it back with everything checked. Opens no file.
 
 Schema 2 keeps a tree: each message names the one that it follows, and `shown` is the last message of the
-branch that is shown. Schema 1 kept one branch, as a list.
+branch that is shown. Schema 1 kept one branch, as a list. Schema 3 is written for chats with pictures alone:
+versions that know none would drop them with the next change, and leave such a file as it is.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from app.chat_tree import ROOT, ChatMessage, MessageTree
+from app.pictures import MAX_PICTURES, is_picture_id
 from app.unicode_text import whole_unicode
 
-SCHEMA = 2
+SCHEMA, WITHOUT_PICTURES = 3, 2
 Mend = Callable[[str], str]
 MAX_TITLE = 80
 NEW_TITLE = "New chat"
 EMPTY = MessageTree()
 _FIELDS = tuple(one.name for one in fields(ChatMessage))
+_FIELDS_OF_TEXT = tuple(name for name in _FIELDS if name != "images")
 _ROLES = ("user", "assistant")
 _LATEST = 32_503_680_000.0  # the year 3000, in seconds since 1970
 _LONGEST = 1 << 40  # characters
@@ -47,6 +50,11 @@ class Chat:
         """The branch that is shown, oldest message first."""
         return tuple(self.tree.nodes[node] for node in self.tree.path())
 
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Ids of the pictures of the branch that is shown."""
+        return tuple(one for message in self.messages for one in message.images)
+
     def last_user_index(self) -> int | None:
         """Where the last turn of the shown branch begins; None in an empty chat."""
         messages = self.messages
@@ -63,13 +71,18 @@ def chat_to_json(chat: Chat) -> dict[str, Any]:
     """What is written to the disk and exported."""
     tree = chat.tree
     messages = [
-        {"parent": parent, **{name: getattr(message, name) for name in _FIELDS}}
+        {"parent": parent, **_fields(message)}
         for parent, message in zip(tree.parents, tree.nodes, strict=True)
     ]
+    schema = SCHEMA if any(tree.images()) else WITHOUT_PICTURES
     return {
-        "schema": SCHEMA, "id": chat.id, "title": chat.title, "created": chat.created,
+        "schema": schema, "id": chat.id, "title": chat.title, "created": chat.created,
         "updated": chat.updated, "shown": tree.leaf, "messages": messages,
     }  # fmt: skip
+
+
+def _fields(message: ChatMessage) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in (_FIELDS if message.images else _FIELDS_OF_TEXT)}
 
 
 def clean_text(text: str) -> str:
@@ -78,7 +91,7 @@ def clean_text(text: str) -> str:
 
 
 def chat_from_json(data: dict[str, Any], chat_id: str, mend: Mend = whole_unicode) -> Chat:
-    """The chat of schema 1 or 2, under this id; `mend` is what its texts go through.
+    """The chat of any schema so far, under this id; `mend` is what its texts go through.
 
     Raises:
         NewerChatError: it is of a later schema.
@@ -88,7 +101,7 @@ def chat_from_json(data: dict[str, Any], chat_id: str, mend: Mend = whole_unicod
     if isinstance(schema, int) and schema > SCHEMA:
         raise NewerChatError(f"schema {schema}")
     items = data["messages"]
-    if schema not in (1, SCHEMA) or isinstance(schema, bool) or not isinstance(items, list):
+    if schema not in (1, WITHOUT_PICTURES, SCHEMA) or isinstance(schema, bool) or not isinstance(items, list):
         raise ValueError("unknown schema")
     messages = tuple(_message(item, mend) for item in items)
     if schema == 1:
@@ -117,7 +130,14 @@ def _message(data: dict[str, Any], mend: Mend) -> ChatMessage:
         stats=_stats(data["stats"]),
         thought_s=_time(data.get("thought_s", 0.0)),
         runs=lengths if sum(lengths) == len(content) else (),  # of another text
+        images=_images(data.get("images", [])),
     )
+
+
+def _images(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MAX_PICTURES or not all(map(is_picture_id, value)):
+        raise ValueError("not pictures")
+    return tuple(value)
 
 
 def _stats(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A chat as Markdown to read, from which it can be brought back: the branch that is shown. Opens no file.
 
 Comments that no reader of Markdown shows say where a message begins and what its parts are; a line of a
-message that looks like one is written with a backslash, which shows the line as it is.
+message that looks like one is written with a backslash, which shows the line as it is. Pictures are named,
+not held: brought back where they are on the disk, they are there again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from app.chat_tree import ChatMessage
 from app.texts import ENGLISH, Texts
 from localmoe.chat.reasoning import CLOSE, OPEN, split_reasoning
 
-_MARK = re.compile(r"<!-- localmoe:(user|assistant|thoughts|answer|error) -->")
+_MARK = re.compile(r"<!-- localmoe:(user|assistant|thoughts|answer|error|pictures((?: [0-9a-f]{64})+)) -->")
 _LIKE_MARK = re.compile(r"^(\\*)(?=<!-- localmoe:)", re.MULTILINE)
 _ESCAPED = re.compile(r"^\\(?=\\*<!-- localmoe:)", re.MULTILINE)
 
@@ -31,6 +32,9 @@ def _parts(message: ChatMessage, t: Texts) -> Iterator[str]:
     yield f"{_mark(message.role)}\n## {name}"
     if message.role == "user":
         yield _escaped(message.content)
+        if message.images:
+            note = t("Pictures, which only an export as JSON holds: {count}", count=len(message.images))
+            yield f"{_mark(' '.join(('pictures', *message.images)))}\n*{note}*"
         return
     split = split_reasoning(message.content)
     if split.thoughts:
@@ -68,8 +72,10 @@ def read_markdown(text: str, now: float) -> dict[str, Any]:
             finish = None if name == "user" else "stop"
             messages.append({"role": name, "created": now, "finish": finish, "error": "", "stats": {}})
             texts.append([_plain(content)])
-        elif not messages or messages[-1]["role"] == "user":
-            raise ValueError("a part of no answer")
+        elif found[2] and messages and messages[-1]["role"] == "user":
+            messages[-1]["images"] = found[2].split()
+        elif not messages or messages[-1]["role"] == "user" or found[2]:
+            raise ValueError("a part of another message")
         elif name == "thoughts":
             thoughts = "\n".join(line.removeprefix(">").removeprefix(" ") for line in rest.split("\n"))
             texts[-1] = [f"{OPEN}{thoughts}{CLOSE}\n\n"]

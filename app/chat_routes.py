@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.chat_markdown import export_markdown
-from app.chat_transfer import MAX_BYTES, export_json
+from app.chat_transfer import MAX_WITH_PICTURES, export_json
 from app.chats import ChatError
 from app.service import ChatService
 from app.texts import texts_for
@@ -33,7 +33,7 @@ def add_chat_routes(app: FastAPI, service: ChatService) -> None:
         data = bytearray()
         async for piece in request.stream():
             data += piece
-            if len(data) > MAX_BYTES:
+            if len(data) > MAX_WITH_PICTURES:
                 break  # what is too large is refused by its first bytes
         try:
             chat_id = await run_in_threadpool(service.import_chat, bytes(data))
@@ -47,7 +47,13 @@ def _file(service: ChatService, chat_id: str, kind: str, language: str) -> Respo
         chat = service.chats.get(chat_id)
     except ChatError as error:
         return PlainTextResponse(str(error), status_code=404)
-    text = export_json(chat) if kind == "json" else export_markdown(chat, texts_for(language))
+    try:
+        if kind == "json":
+            text = export_json(chat, service.pictures.read_all(chat.tree.images()))
+        else:
+            text = export_markdown(chat, texts_for(language))
+    except LocalMoeError as error:
+        return PlainTextResponse(str(error), status_code=409)
     name = "".join(char if char.isalnum() or char in " -_" else "_" for char in chat.title).strip() or "chat"
     kept = f"attachment; filename=\"chat.{kind}\"; filename*=UTF-8''{quote(f'{name}.{kind}')}"
     media = "application/json" if kind == "json" else "text/markdown; charset=utf-8"

@@ -3,7 +3,7 @@ before. Knows no file and decides no behaviour."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ class ChatMessage:
         thought_s: how long a reasoning model thought before it answered, in seconds.
         runs: lengths of the parts of `content`, in characters: by the model itself, accepted from the draft,
             by the model itself, and so on; empty: not known.
+        images: ids of pictures (see app/pictures.py) before the text; questions only.
     """
 
     role: Literal["user", "assistant"]
@@ -31,6 +32,7 @@ class ChatMessage:
     stats: dict[str, Any] = field(default_factory=dict)
     thought_s: float = 0.0
     runs: tuple[int, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class MessageTree:
         for node, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(node)
         return found
+
+    def images(self) -> Iterator[str]:
+        """Ids of the pictures of all versions; one may come more than once."""
+        for message in self.nodes:
+            yield from message.images
 
     def add(self, message: ChatMessage, parent: int) -> MessageTree:
         """With another version after `parent`, which is shown."""

@@ -22,6 +22,7 @@ __all__ = [
     "clean_title",
 ]  # fmt: skip
 _ID = re.compile(r"[0-9a-f]{32}")
+_PICTURE = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -102,6 +103,20 @@ class ChatStore:
             raise ChatError("This chat is no longer there: it was deleted.")
         return chat
 
+    def pictures(self) -> set[str] | None:
+        """Ids of the pictures of all chats, also of files that were not read as chats: damaged ones, and a
+        newer version's. None: such a file cannot be opened, so nobody knows.
+        """
+        with self._lock:
+            found = {one for chat in self._chats.values() for one in chat.tree.images()}
+            try:
+                for path in self._folder.iterdir():
+                    if path.stem not in self._chats and path.is_file():
+                        found.update(one.decode() for one in _PICTURE.findall(path.read_bytes()))
+            except OSError:
+                return None
+        return found
+
     def create(self, messages: Sequence[ChatMessage] = (), title: str = "") -> Chat:
         """A new chat on disk. Without a title the first message gives it."""
         now = time.time()
@@ -139,7 +154,7 @@ class ChatStore:
         """Another message after `parent` (a node, or ROOT), which is shown."""
         with self._lock:
             chat = self.get(chat_id)
-            named = chat.tree.nodes or chat.title != NEW_TITLE
+            named = any(m.content for m in chat.tree.nodes if m.role == "user") or chat.title != NEW_TITLE
             title = chat.title if named else clean_title(message.content)
             tree = chat.tree.add(message, parent)
             return self.keep(replace(chat, title=title, tree=tree, updated=time.time()))

@@ -38,14 +38,14 @@ class BenchmarkRunningError(LocalMoeError):
 
 
 class GenerationJob:
-    """Runs `engine.stream` to its end and keeps text, statistics and the safety copy on disk. `on_step` is
-    called now and then between two steps, and at the end: the moments when the engine can be asked; `on_end`
-    when all is over and the next answer may have begun. `link` says how the engine copies experts."""
+    """Runs `engine.stream` to its end and keeps text, statistics and the safety copy on disk. `request` is
+    called in its thread, as it may read files; `on_step` between two steps, and at the end: the moments when
+    the engine can be asked; `on_end` when all is over. `link` says how the engine copies experts."""
 
     def __init__(
         self,
         engine: EngineLike,
-        request: GenerationRequest,
+        request: Callable[[], GenerationRequest],
         place: Place,
         chats: ChatStore,
         link: str,
@@ -118,7 +118,7 @@ class GenerationJob:
     def _consume(self) -> str:
         if self._stop.is_set():
             return "cancelled"
-        stream = self._engine.stream(self._request, self._stop)
+        stream = self._engine.stream(self._request(), self._stop)
         try:
             for event in stream:
                 if not self._take(event):

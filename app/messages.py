@@ -68,7 +68,7 @@ def running_parts(
 
 
 def _entry(message: ChatMessage, t: Texts, coloured: bool) -> Entry:
-    content = [_text(tags_as_text(message.content) or WAITING)]
+    content = [_text(tags_as_text(message.content) or ("" if message.images else WAITING))]
     if message.role == "assistant":
         runs = message.runs if coloured else ()
         content = [_text(part) for part in answer_parts(message.content, message.thought_s, runs, False, t)]

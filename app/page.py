@@ -15,6 +15,7 @@ from app.models_screen import STILL_S, ModelsScreen
 from app.now import NowView
 from app.now_html import frame_html
 from app.page_views import SESSIONS
+from app.pictures import MAX_PICTURES
 from app.screen import Screen, Widgets
 from app.service import ChatService
 from app.tabs.benchmark import connect_benchmark_tab, create_benchmark_tab, refresh_benchmark
@@ -66,6 +67,14 @@ def _attach_texts(t: Texts) -> str:
         "none": t("{name} is no text file in UTF-8: copy what it says instead."),
         "large": t("{name} is too long for a message: attach a part of it."),
         "unread": t("{name} cannot be read: choose files, not folders."),
+        "kind": t("{name} is no picture that can be read: use PNG, JPEG, WebP, GIF or BMP."),
+        "many": t(
+            "{name} was left out: a message takes {count} pictures.", name="{name}", count=MAX_PICTURES
+        ),
+        "edited": t("{name} was left out: pictures go with a new message, not with one that is edited."),
+        "unsent": t("{name} could not be attached: is localmoe still running?"),
+        "remove": t("Remove {name}"),
+        "pictures": t("Pictures of this message"),
     }
     told = "".join(f' data-{why}="{escape(text)}"' for why, text in said.items())
     return f'<i id="lm-attach-texts" hidden{told}></i>'

@@ -23,6 +23,7 @@ from app.messages import history_entries, split_turns, turn_entries
 from app.now import NowView, turn_key
 from app.now_html import mark_html
 from app.page_views import PageViews, view_text
+from app.pictures_html import pictures_html
 from app.service import ChatService
 from app.status_html import header_html, message_html, news_html, own_sampling_html, share_html
 from app.tabs.chat import ChatWidgets
@@ -66,8 +67,8 @@ class Screen:
         self.seen = gr.Textbox("", visible=False, label="Shown")
         chat = widgets.chat
         self._outputs = [
-            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.listed,
-            chat.go_on, chat.notice, chat.send, chat.stop, widgets.sidebar.chats,
+            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.pictures,
+            chat.listed, chat.go_on, chat.notice, chat.send, chat.stop, widgets.sidebar.chats,
             widgets.sidebar.files, widgets.settings.load.share, widgets.settings.answers.sampling.own,
             widgets.kept, widgets.header, widgets.said, widgets.news, widgets.mark,
             widgets.last_chat,
@@ -177,6 +178,10 @@ class Screen:
             "branches": (
                 (chat_id, revision, view.shown, answering == chat_id),
                 lambda: {widgets.chat.branches: branches_html(chat, view.shown, answering == chat_id, t)},
+            ),
+            "pictures": (
+                (chat_id, revision, view.shown),
+                lambda: {widgets.chat.pictures: pictures_html(chat, view.shown, service.pictures.has, t)},
             ),
             "listed": (
                 (chat_id, revision, view.shown),

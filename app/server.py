@@ -24,6 +24,7 @@ from app.models.service import ModelsService
 from app.now import NowView
 from app.now_routes import add_now_routes
 from app.page import build_page
+from app.picture_routes import add_picture_routes
 from app.service import ChatService
 from app.theme import FAVICON, first_script, make_theme, page_css, page_head
 from localmoe import __version__
@@ -51,6 +52,7 @@ async def _make_app(service: ChatService, models: ModelsService, port: int) -> F
     add_now_routes(app, service, now)
     add_live_routes(app, service)
     add_chat_routes(app, service)
+    add_picture_routes(app, service)
     page = build_page(service, models, now)
     gr.mount_gradio_app(
         app, page, path="/", ssr_mode=False, run_history=False, footer_links=[],

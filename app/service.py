@@ -4,7 +4,6 @@ LocalMoeError of one sentence."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,11 +18,13 @@ from app.engine_status import EngineLike, EngineLoader, ReadyEngine
 from app.files import remove_unfinished
 from app.jobs import GenerationJob, JobRunner, JobRunningError, Place
 from app.live import LiveMonitor
+from app.load_change import better_draft_sentence, differs_in_better_draft_alone, takes_live
 from app.logs import LogBook
+from app.pictures import PictureStore
 from app.presets import Presets
-from app.requests import check_message, make_request
+from app.requests import make_question, make_request
 from app.settings import LoadSettings, SettingsStore, check_answers
-from localmoe.core.errors import ConfigError, LocalMoeError
+from localmoe.core.errors import ConfigError
 from localmoe.core.units import format_bytes
 
 
@@ -41,6 +42,8 @@ class ChatService:
         for folder in (home, home / "chats", home / "benchmarks", home / "run"):
             remove_unfinished(folder)
         self.chats = ChatStore(home / "chats")
+        self.pictures = PictureStore(home / "images")
+        self.pictures.remove_unused(self.chats.pictures())
         self.store = SettingsStore(home / "settings.json")
         self.presets = Presets(home / "presets.json")
         self.runner = JobRunner()
@@ -55,14 +58,17 @@ class ChatService:
 
     # --- chats ---------------------------------------------------------------------------------------------
 
-    def send(self, chat_id: str | None, text: str) -> str:
-        """Begin the answer to `text` in this chat, or in a new one; the id of the chat."""
-        question = ChatMessage("user", check_message(text), time.time())
+    def send(self, chat_id: str | None, text: str, images: Sequence[str] = ()) -> str:
+        """Begin the answer to `text`, and to pictures of these ids, in this chat, or in a new one; its id."""
+        question = make_question(text, images)
 
         def asked() -> Chat:
+            self.pictures.check(images)
             if chat_id is None:
                 return self.chats.create((question,))
-            return self.chats.add(chat_id, question, self.chats.get(chat_id).tree.leaf)
+            chat = self.chats.get(chat_id)
+            self.pictures.check(chat.images)
+            return self.chats.add(chat_id, question, chat.tree.leaf)
 
         with self.asking:
             return self._answer(self._ready_engine(), asked)
@@ -72,6 +78,7 @@ class ChatService:
         with self.asking:
             engine = self._ready_engine()
             chat = self.chats.get(chat_id)
+            self.pictures.check(chat.images)
             path, last = chat.tree.path(), chat.last_user_index()
             if last is None:
                 raise ChatError("There is no message to answer yet.")
@@ -83,6 +90,7 @@ class ChatService:
         with self.asking:
             engine = self._ready_engine()
             chat = self.chats.get(chat_id)
+            self.pictures.check(chat.images)
             if not self.can_continue(chat):
                 raise ChatError("There is no unfinished answer that the model could go on with.")
             before = to_continue(chat.messages[-1])
@@ -96,13 +104,15 @@ class ChatService:
         return has_room_to_continue(chat, info.context)
 
     def edit(self, chat_id: str, node: int, text: str) -> None:
-        """Ask a message anew; what followed the old one stays beside it."""
-        question = ChatMessage("user", check_message(text), time.time())
+        """Ask a message anew, with its pictures; what followed the old one stays beside it."""
         with self.asking:
             engine = self._ready_engine()
-            tree = self.chats.get(chat_id).tree
+            chat = self.chats.get(chat_id)
+            tree = chat.tree
             if not 0 <= node < len(tree.nodes) or tree.nodes[node].role != "user":
                 raise ChatError("Only your own messages can be edited.")
+            question = make_question(text, tree.nodes[node].images)
+            self.pictures.check(replace(chat, tree=tree.ending_at(node)).images)
             self._answer(engine, lambda: self.chats.add(chat_id, question, tree.parents[node]))
 
     def show(self, chat_id: str, node: int) -> None:
@@ -127,8 +137,12 @@ class ChatService:
 
         Raises:
             ChatImportError: the file holds none.
+            PictureError, ChatSaveError: the disk refuses.
         """
-        return self.chats.keep(import_chat(data)).id
+        found = import_chat(data)
+        for picture in found.pictures.values():
+            self.pictures.keep(picture)
+        return self.chats.keep(found.chat).id
 
     def chat_to_open(self, wanted: object) -> str | None:
         """The chat that a page shows first: the wanted one, else the one being answered, else the latest."""
@@ -162,7 +176,10 @@ class ChatService:
             chat = change()
             messages = chat.messages[: (chat.last_user_index() or 0) + 1]
             own = ready.info.own_sampling
-            request = make_request(messages, self.answers, before, drafts=ready.drafts, own=own)
+            request = partial(
+                make_request, messages, self.answers, before, read=self.pictures.read, drafts=ready.drafts,
+                own=own,
+            )  # fmt: skip
             place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
             return GenerationJob(
                 ready.engine, request, place, self.chats, ready.info.link,
@@ -206,7 +223,7 @@ class ChatService:
         config = wanted.engine_config(self.answers)
         before = self.holder.config
         has_draft = config.draft_length == 0 or before.draft_length != 0  # or needs none
-        if has_draft and self._differs_in_better_draft_alone(wanted):
+        if has_draft and differs_in_better_draft_alone(self.holder, self.load_settings, wanted):
             return self._apply_better_draft(wanted, config.improve_draft)
         if self.runner.running():
             raise ConfigError("An answer is being written: wait for its end or press Stop, then apply again.")
@@ -229,28 +246,7 @@ class ChatService:
         Raises:
             ConfigError: one is out of range.
         """
-        config, before, status = wanted.engine_config(self.answers), self.holder.config, self.holder.status()
-        drafter = before.drafter if status.drafts_alike(config.drafter) else config.drafter
-        live = replace(
-            config, vram_budget_bytes=before.vram_budget_bytes, improve_draft=before.improve_draft,
-            draft_length=before.draft_length, policy=before.policy, drafter=drafter,
-        )  # fmt: skip
-        has_draft = config.draft_length == 0 or before.draft_length != 0
-        same = wanted.model.strip() == self.load_settings.model and live == before
-        if status.info is not None and status.info.may_be_in_place and status.plan is not None:
-            same = same and status.plan.in_place == (config.vram_budget_bytes is None)
-        if not same or not has_draft or status.phase != "ready":
-            return False
-        try:
-            return self.holder.engine().takes_budget(config.vram_budget_bytes)
-        except LocalMoeError:  # as would a load; changing the budget says so and leaves all as it is
-            return True
-
-    def _differs_in_better_draft_alone(self, wanted: LoadSettings) -> bool:
-        """Whether the switch of the better draft is all that changes in a model that is loaded or loading."""
-        before = self.load_settings
-        switched = replace(before, better_draft=wanted.better_draft)
-        return wanted == switched != before and self.holder.status().phase != "error"
+        return takes_live(self.holder, self.load_settings, wanted, self.answers)
 
     def _apply_better_draft(self, wanted: LoadSettings, on: bool) -> str:
         """Begin or end the build; no answer and no load is disturbed."""
@@ -260,15 +256,7 @@ class ChatService:
             self._to_keep = wanted
         else:
             self._save_load(wanted, "Applied.")
-        if not on:
-            return "Saved: no better draft is built; what was finished of one is kept."
-        try:
-            reason = self.holder.engine().why_no_better_draft()
-        except LocalMoeError:
-            reason = ""  # it is still loading
-        if reason:
-            return f"Saved. There is nothing to build for this model now: {reason}."
-        return "Saved: a better draft is built in the pauses between answers."
+        return better_draft_sentence(self.holder, on=on)
 
     def _on_ready(self) -> None:
         """In the load's thread, where nobody waits for an answer."""

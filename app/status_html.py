@@ -32,7 +32,8 @@ def header_html(status: EngineStatus, t: Texts = ENGLISH) -> str:
         )
     assert status.info is not None and status.plan is not None
     budget = t("{size} budget", size=format_bytes(status.plan.budget_bytes))
-    facts = escape(" · ".join((status.info.device, budget, words.drafting(status, t))))
+    sees = (t("reads pictures"),) if status.info.reads_images else ()
+    facts = escape(" · ".join((status.info.device, budget, words.drafting(status, t), *sees)))
     toy = f'<span class="lm-muted">{escape(t(DEMO_NOTICE))}</span>' if status.model == "demo" else ""
     # of an answer that ran out of memory, and of settings that the disk did not take
     alert = message_html(t(status.error), False) + message_html(t(status.notice), False)

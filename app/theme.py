@@ -9,8 +9,8 @@ import gradio as gr
 STATIC = Path(__file__).parent / "static"
 _SHEETS = ("page.css", "fit.css", "attach.css", "live.css")
 _SCRIPTS = (
-    "presses.js", "page.js", "asking.js", "keys.js", "follow.js", "thoughts.js", "copying.js", "attach.js",
-    "presets.js", "focus.js", "live.js", "logs.js", "picture.js", "unsent.js",
+    "presses.js", "page.js", "asking.js", "keys.js", "follow.js", "thoughts.js", "copying.js", "held.js",
+    "attach.js", "presets.js", "focus.js", "live.js", "logs.js", "picture.js", "unsent.js",
 )  # fmt: skip
 FAVICON = STATIC / "favicon.svg"
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")

@@ -55,6 +55,8 @@ def prompt_line(prompt: PromptState | None, waited_s: float, t: Texts = ENGLISH)
     if prompt is None or waited_s < _PATIENCE_S:
         return ""
     parts = [t("{read} of {tokens} tokens read", read=f"{prompt.read:,}", tokens=f"{prompt.tokens:,}")]
+    if prompt.images:
+        parts.insert(0, t("{count} pictures to be read", count=prompt.images))
     if prompt.disk_bytes:
         parts.append(t("{size} of experts from the disk", size=format_bytes(prompt.disk_bytes)))
     every = 1 if waited_s < 10 else 5  # seconds: who has it read aloud is told of each change

@@ -10,6 +10,9 @@ from app.chinese.chat import CHAT
 from app.chinese.live import LIVE
 from app.chinese.models import MODELS
 from app.chinese.panel import PANEL
+from app.chinese.pictures import PICTURES
 from app.chinese.settings import SETTINGS
 
-CHINESE: Mapping[str, str] = MappingProxyType({**BENCHMARK, **CHAT, **LIVE, **MODELS, **PANEL, **SETTINGS})
+CHINESE: Mapping[str, str] = MappingProxyType(
+    {**BENCHMARK, **CHAT, **LIVE, **MODELS, **PANEL, **PICTURES, **SETTINGS}
+)

@@ -29,6 +29,7 @@ CHAT = {
     "stopped before the first token": "在第一个词元之前已停止",
     "first token {time}": "首个词元 {time}",
     "{read} of {tokens} tokens read": "已读取 {read} / {tokens} 个词元",
+    "{count} pictures to be read": "待读取 {count} 张图片",
     "{size} of experts from the disk": "从磁盘读取专家 {size}",
     "{count} tokens": "{count} 个词元",
     "hits {share}": "命中 {share}",

@@ -21,6 +21,7 @@ MODELS = {
     "English and Chinese": "英语与中文",
     "thinks before it answers": "先思考再回答",
     "thinks before it answers, writes code": "先思考再回答，擅长写代码",
+    "thinks before it answers, reads pictures": "先思考再回答，能看图片",
     "strong, many languages": "能力强，多语言",
     "European languages": "欧洲语言",
     "{total} parameters": "{total} 参数",

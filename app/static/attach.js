@@ -1,5 +1,6 @@
 // Text files become part of the message: chosen with the button beside it, pasted, or dropped on the chat. They are read
 // here, in the browser; nothing is uploaded. One that is dropped on a message that is being edited becomes part of that.
+// Pictures, known by how they begin, go with the new message (held.js).
 (() => {
   const MOST = 1_000_000; // characters of a message
   const KINDS = /\.([a-z0-9+#-]{1,12})$/i;
@@ -28,18 +29,20 @@
     return null;
   };
 
+  const bytesOf = async (blob, name) => {
+    try {
+      return new Uint8Array(await blob.arrayBuffer());
+    } catch { // a folder, or gone meanwhile
+      throw new Error(told('unread', name));
+    }
+  };
   const read = async (file) => {
     if (file.size > 4 * MOST) throw new Error(told('large', file.name));
-    let bytes;
-    try {
-      bytes = new Uint8Array(await file.arrayBuffer());
-    } catch { // a folder, or gone meanwhile
-      throw new Error(told('unread', file.name));
-    }
-    const text = decoded(bytes);
-    if (text === null) throw new Error(told('none', file.name));
+    const text = decoded(await bytesOf(file, file.name));
+    if (text === null) throw new Error(told(file.type.startsWith('image/') ? 'kind' : 'none', file.name));
     return text;
   };
+  const isPicture = async (file) => window.localmoeHeld.isPicture(await bytesOf(file.slice(0, 32), file.name));
 
   // Marks of one character that the text does not hold itself.
   const marks = (text, least) => {
@@ -70,12 +73,19 @@
     }
   };
 
-  const attach = async (files, box) => {
-    const of = chat(), blocks = [], problems = [];
+  // How many were refused. onPicture: called once there is a picture among them.
+  const attachAll = async (files, box, onPicture) => {
+    const of = chat(), blocks = [], pictures = [], problems = [];
     say(files.length ? [told('reading', files.length > 1 ? `${files[0].name} …` : files[0].name)] : []);
     let length = box.value.length;
     for (const file of files) {
       try {
+        if (await isPicture(file)) {
+          onPicture();
+          if (box !== field()) throw new Error(told('edited', file.name));
+          pictures.push(await window.localmoeHeld.upload(file, pictures.length));
+          continue;
+        }
         const made = block(file.name, await read(file));
         length += made.length;
         if (length > MOST) throw new Error(told('large', file.name));
@@ -86,10 +96,16 @@
     }
     if (chat() !== of || !box.isConnected) { // what was meant for one is not put into another
       say([told('left', files[0].name)]);
-      return;
+      return files.length;
     }
-    say(problems);
+    say([...new Set(problems)]);
+    if (pictures.length) window.localmoeHeld.hold(pictures);
     if (blocks.length) append(box, blocks);
+    return problems.length;
+  };
+  const attach = (files, box) => {
+    const refused = attachAll(files, box, () => window.localmoeHeld.wait(refused));
+    return refused;
   };
 
   document.addEventListener('input', (event) => {

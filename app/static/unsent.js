@@ -1,16 +1,18 @@
-// A message that is being written stays when the page is loaded again: by the reader, for another language, or by Gradio,
-// once a server that was gone is there again. Kept by the browser, for this tab and until then.
+// A message that is being written stays, with its pictures, when the page is loaded again: by the reader, for another
+// language, or by Gradio, once a server that was gone is there again. Kept by the browser, for this tab and until then.
 (() => {
-  const KEY = 'localmoe-unsent', LOOK_MS = 50, PATIENCE_MS = 30_000;
+  const KEY = 'localmoe-unsent-message', LOOK_MS = 50, PATIENCE_MS = 30_000;
   const box = () => window.localmoePart('lm-message')?.querySelector('textarea');
-  const text = sessionStorage.getItem(KEY);
+  const kept = sessionStorage.getItem(KEY);
   const forget = () => sessionStorage.removeItem(KEY);
   forget();
   addEventListener('pageshow', forget); // the same page again, with all that is in it
   addEventListener('pagehide', () => {
-    if (box()?.value.trim()) sessionStorage.setItem(KEY, box().value);
+    const text = box()?.value ?? '', pictures = window.localmoeHeld.all();
+    if (text.trim() || pictures.length) sessionStorage.setItem(KEY, JSON.stringify({ text, pictures }));
   });
-  if (!text) return;
+  if (!kept) return;
+  const { text, pictures } = JSON.parse(kept);
 
   const began = performance.now();
   const put = () => {
@@ -19,7 +21,8 @@
       if (performance.now() - began < PATIENCE_MS) setTimeout(put, LOOK_MS);
       return;
     }
-    if (box().value) return; // who was faster goes on
+    if (pictures.length) window.localmoeHeld.hold(pictures);
+    if (box().value || !text) return; // who was faster goes on
     Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set.call(box(), text);
     box().dispatchEvent(new Event('input', { bubbles: true }));
   };
@@ -30,5 +33,8 @@
 (() => {
   let sent = '';
   window.localmoeSends = (text) => { sent = text; return text; };
-  window.localmoeUnsent = (text) => (text.startsWith(sent) ? text.slice(sent.length).trimStart() : text);
+  window.localmoeUnsent = (text) => {
+    window.localmoeHeld.wasSent();
+    return text.startsWith(sent) ? text.slice(sent.length).trimStart() : text;
+  };
 })();

@@ -11,6 +11,7 @@ import gradio as gr
 
 from app.edited import edited_node
 from app.now_html import frame_html
+from app.requests import attached_pictures
 from app.tabs.models import action_html
 from app.tag_text import written
 from app.theme import STATIC
@@ -40,11 +41,13 @@ class ChatWidgets:
     history: gr.Chatbot  # finished turns: drawn once
     turn: gr.Chatbot  # the last turn: drawn again while it grows
     branches: gr.HTML  # arrows to other versions of messages, which a script puts in their places
+    pictures: gr.HTML  # of messages, likewise
     listed: gr.HTML  # which messages the lists show, for the script that notes what an edit is of
     go_on: gr.Button
     meter: gr.HTML  # how much of the context is used
     notice: gr.HTML
     message: gr.Textbox
+    attached: gr.Textbox  # JSON of the ids of its pictures, which only the script that sends them fills
     sent: gr.HTML  # changes when a message was sent; a change of a State tells nobody
     send: gr.Button
     stop: gr.Button
@@ -61,6 +64,10 @@ def create_chat_tab() -> ChatWidgets:
     branches = gr.HTML(
         "", apply_default_css=False, elem_id="lm-branches",
         js_on_load=(STATIC / "branches.js").read_text(encoding="utf-8"),
+    )  # fmt: skip
+    pictures = gr.HTML(
+        "", apply_default_css=False, elem_id="lm-pictures",
+        js_on_load=(STATIC / "pictures.js").read_text(encoding="utf-8"),
     )  # fmt: skip
     listed = gr.HTML(
         "", apply_default_css=False, elem_id="lm-listed",
@@ -80,9 +87,11 @@ def create_chat_tab() -> ChatWidgets:
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
     meter = gr.HTML(frame_html("meter"), apply_default_css=False, elem_id="lm-meter")
     sent = gr.HTML("", apply_default_css=False, visible="hidden")
+    attached = gr.Textbox("", visible=False, label="Attached pictures")
     return ChatWidgets(
-        welcome, earlier, history, turn, branches, listed, go_on, meter, notice, message, sent, send, stop
-    )
+        welcome, earlier, history, turn, branches, pictures, listed, go_on, meter, notice, message, attached,
+        sent, send, stop,
+    )  # fmt: skip
 
 
 def _message_attributes() -> gr.InputHTMLAttributes:
@@ -104,9 +113,9 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
     """Attach the listeners."""
     service = screen.service
 
-    def handle_send(text: str, view: View, seen: Seen) -> Updates:
+    def handle_send(text: str, attached: str, view: View, seen: Seen) -> Updates:
         def act() -> tuple[View, Updates]:
-            chat_id = service.send(screen.chat_id(view), text or "")
+            chat_id = service.send(screen.chat_id(view), text or "", attached_pictures(attached))
             shown = view.shown if chat_id == view.chat_id else WINDOW
             return view.at(chat_id, shown), {widgets.sent: str(time.monotonic_ns())}
 
@@ -143,9 +152,10 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
 
     both = [screen.view, screen.seen]
     # what is typed while the message is on its way stays (static/unsent.js)
-    noted = "(text, view, seen) => [window.localmoeSends(text), view, seen]"
+    told = "[window.localmoeSends(text), window.localmoeHeld.toSend(), view, seen]"
+    noted = f"(text, attached, view, seen) => {told}"
     sending = partial(gr.on, [widgets.message.submit, widgets.send.click])
-    inputs, extra = [widgets.message, *both], [widgets.sent]
+    inputs, extra = [widgets.message, widgets.attached, *both], [widgets.sent]
     screen.listen(sending, handle_send, inputs, extra, js=noted, again="once")
     widgets.sent.change(
         None, [widgets.message], [widgets.message], js="(text) => [window.localmoeUnsent(text)]",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import gradio as gr
 
 from app.chat_search import MAX_QUERY, Found
-from app.chat_transfer import MAX_BYTES
+from app.chat_transfer import MAX_WITH_PICTURES
 from app.chats import check_id
 from app.texts import ENGLISH, Texts
 from app.theme import STATIC
@@ -75,10 +75,10 @@ def chat_list_html(
 
 def files_html(chat_id: str | None, t: Texts = ENGLISH) -> str:
     """Where the chat that is shown can be had as a file, and the button that takes one."""
-    limit = format_bytes(MAX_BYTES)
+    limit = format_bytes(MAX_WITH_PICTURES)
     large = t("The file has more than {size}, and no more than that can be imported.", size=limit)
     failed = t("The file could not be sent: is localmoe still running?")
-    texts = f'data-max="{MAX_BYTES}" data-large="{escape(large)}" data-failed="{escape(failed)}"'
+    texts = f'data-max="{MAX_WITH_PICTURES}" data-large="{escape(large)}" data-failed="{escape(failed)}"'
     links = ""
     if chat_id is not None:
         json_title, text_title = t("This chat with all versions"), t("What is shown, as a text")

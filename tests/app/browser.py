@@ -6,8 +6,9 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from app_process import wait_for
@@ -21,6 +22,16 @@ _WITHOUT = (
     "AimEnabled", "AutofillServerCommunication", "HttpsUpgrades", "LensOverlay", "MediaRouter",
     "NetworkTimeServiceQuerying", "OptimizationHints", "PaintHolding", "PreconnectToSearch",
 )  # fmt: skip
+
+
+_AXE = """async ([source, theme, rules]) => {
+    if (!window.axe) (0, eval)(source);
+    const only = rules.length ? {runOnly: {type: 'rule', values: rules}} : {};
+    const found = await axe.run(document, {resultTypes: ['violations'], ...only});
+    return found.violations.filter((one) => ['serious', 'critical'].includes(one.impact)).map((one) =>
+        `${theme}: ${one.id}: ${one.nodes.slice(0, 4).map((node) => node.html.slice(0, 150)
+            + ' ' + (node.failureSummary || '').slice(0, 220)).join(' | ')}`);
+}"""
 
 
 def chromium_path() -> str | None:
@@ -41,6 +52,18 @@ def open_browser(playwright: Any) -> Iterator[Any]:
         yield made
     finally:
         made.close()
+
+
+def given(name: str, content: bytes) -> dict[str, Any]:
+    """A file for `attach`."""
+    return {"name": name, "mimeType": "application/octet-stream", "buffer": content}
+
+
+def attach(page: PageDriver, *files: Path | dict[str, Any]) -> None:
+    """By the button's own dialog."""
+    with page.page.expect_file_chooser() as chooser:
+        page.page.click("#lm-attach")
+    chooser.value.set_files(list(files))
 
 
 @dataclass
@@ -294,6 +317,13 @@ class PageDriver:
                 .filter((e) => e.offsetParent !== null && !named(e)).map((e) => e.outerHTML.slice(0, 160));
         }"""
         return list(self.page.evaluate(script))
+
+    def violations(self, name: str, rules: Sequence[str] = ()) -> list[str]:
+        """What axe finds that is serious or critical; with rules, by these alone."""
+        import axe_playwright_python
+
+        source = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+        return list(self.page.evaluate(_AXE, [source, name, list(rules)]))
 
     def theme(self, name: str) -> None:
         self.page.select_option("#lm-theme", name)

@@ -13,6 +13,7 @@ import numpy as np
 from localmoe.core.config import DrafterName, EngineConfig, GenerationRequest, SamplingConfig, Thinking
 from localmoe.core.errors import (
     BudgetError,
+    ConfigError,
     DraftError,
     EngineBusyError,
     EngineClosedError,
@@ -33,6 +34,7 @@ MIB = 1 << 20
 LAYERS, EXPERTS = 8, 148
 PIECES = 74  # of a better draft's build: 16 experts each
 SMALLEST = 12 * MIB
+SEEING = "seeing-moe"  # reads pictures
 WITHOUT_MTP = ("other-moe",)  # of which the files have no such layer
 RECOMMENDED = {"other-moe": SamplingConfig(1.0, 0.95, 64)}  # by its makers; the others' say nothing
 ATTACK = (
@@ -76,6 +78,7 @@ class FakeInfo:
     own_sampling: SamplingConfig | None = None
     thinking: tuple[Thinking, ...] = ("off", "on")
     drafter: DrafterName = "self"
+    reads_images: bool = False
 
 
 def answer_to(text: str) -> str:
@@ -215,6 +218,7 @@ class FakeEngine:
             passes="layer by layer through the host (there is no GPU)", lanes=self._lanes(),
             cpu_bytes_per_s=self.cpu_bytes_per_s, own_sampling=RECOMMENDED.get(self.model),
             drafter="self" if self.config.drafter == "auto" else self.config.drafter,
+            reads_images=self.model == SEEING,
         )  # fmt: skip
 
     def _lanes(self) -> str:
@@ -238,6 +242,8 @@ class FakeEngine:
             raise EngineBusyError("Another answer is being written: stop it first, or wait.")
         if request.draft_length not in (0, "auto", None) and not self.plan.drafting:
             raise DraftError("No draft is loaded (turned off): load the model again with drafting on.")
+        if self.model != SEEING and any(message.images for message in request.messages):
+            raise ConfigError("fake-moe reads no pictures: load a model that does.")
         self.answering = True
         try:
             yield from self._answer(request, stop)
@@ -247,7 +253,8 @@ class FakeEngine:
     def _answer(self, request: GenerationRequest, stop: threading.Event | None) -> Iterator[StreamEvent]:
         begun = request.messages[-1].content if request.continue_answer else ""
         question = request.messages[-2 if begun else -1].content
-        whole = answer_to(question)
+        pictures = len(request.messages[-2 if begun else -1].images)
+        whole = f"I see {pictures} of them. {answer_to(question)}" if pictures else answer_to(question)
         words = whole[len(begun) :].split(" ") if whole.startswith(begun) else ["(another", "answer)"]
         told = len(" ".join(message.content for message in request.messages).split())
         counters = GenerationCounters(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fake_engine import FakeLoader
+from fake_engine import SEEING, FakeLoader
 
 from app.main import main
 from app.models.fits import Fits
@@ -15,7 +15,7 @@ from app.models.shelf import Shelf
 
 
 def _models() -> list[tuple[str, str]]:
-    return [("demo (31.0 MiB)", "demo"), ("other-moe (2.0 GiB)", "other-moe")]
+    return [("demo (31.0 MiB)", "demo"), ("other-moe (2.0 GiB)", "other-moe"), (SEEING, SEEING)]
 
 
 def serve_fake(options: Sequence[str] | None = None) -> int:

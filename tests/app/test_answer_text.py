@@ -161,7 +161,7 @@ def test_thoughts_and_turns_without_an_answer_are_not_given_back() -> None:
         ChatMessage("user", "cut"), ChatMessage("assistant", "<think>hm"),
         ChatMessage("user", "three"),
     )  # fmt: skip
-    assert request_messages(messages, "") == (
+    assert request_messages(messages, "", lambda picture: b"") == (
         Message("user", "one"), Message("assistant", "two"), Message("user", "three"),
     )  # fmt: skip
 

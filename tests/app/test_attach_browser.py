@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from app_process import Server, wait_for
-from browser import PageDriver
+from browser import PageDriver, attach, given
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.usefixtures("on_a_new_chat")]
 CODE = "def f(a):\n    return a\n"
@@ -26,19 +25,8 @@ DROP = """(files) => {
 }"""
 
 
-def attach(page: PageDriver, *files: Path | dict[str, Any]) -> None:
-    """By the button's own dialog."""
-    with page.page.expect_file_chooser() as chooser:
-        page.page.click("#lm-attach")
-    chooser.value.set_files(list(files))
-
-
 def write(page: PageDriver, text: str) -> None:
     page.page.fill("#lm-message textarea", text)
-
-
-def given(name: str, content: bytes) -> dict[str, Any]:
-    return {"name": name, "mimeType": "application/octet-stream", "buffer": content}
 
 
 def wait_message(page: PageDriver, text: str) -> None:
@@ -181,9 +169,8 @@ def test_what_is_no_text_is_said_and_the_rest_is_taken(page: PageDriver) -> None
     attach(page, given("a.png", b"\x89PNG\r\n\x1a\n\x00"), given("b.txt", b"ok"), given("c.bin", b"a\x00b"))
     wait_message(page, "`b.txt`:\n```txt\nok\n```\n\n")
     said = page.text("#lm-attached")
-    assert (
-        said.startswith("a.png is no text file") and "c.bin is no text file" in said and "b.txt" not in said
-    )
+    assert said.startswith("a.png is no picture that can be read: use PNG, JPEG, WebP, GIF or BMP. ")
+    assert "c.bin is no text file" in said and "b.txt" not in said
     page.page.keyboard.type("x")
     wait_for(lambda: page.text("#lm-attached") == "", 5, "the next input")
     write(page, "")

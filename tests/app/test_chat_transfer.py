@@ -14,6 +14,7 @@ from app_process import wait_for
 from fake_engine import FakeLoader
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from picture_files import picture
 from starlette.testclient import TestClient
 
 from app.chat_file import Chat
@@ -21,15 +22,18 @@ from app.chat_markdown import export_markdown
 from app.chat_search import ChatSearch
 from app.chat_transfer import MAX_BYTES, MAX_MESSAGES, ChatImportError, export_json, import_chat
 from app.chat_tree import ChatMessage, MessageTree
+from app.chats import ChatError
 from app.context_meter import NOTHING, ContextUse, context_use, has_room_to_continue, meter_html
 from app.messages import history_entries, split_turns, turn_entries
 from app.models.service import ModelsService
+from app.pictures import picture_id
 from app.server import make_app
 from app.service import ChatService
 from app.texts import ENGLISH, IN_CHINESE
 from localmoe.chat.reasoning import split_reasoning
 
 PORT = 7860
+RED_ID, TEXT_ID = picture_id(picture("red")), picture_id(b"hi")
 TURN: dict[str, Any] = {
     "role": "user",
     "content": "hi",
@@ -52,7 +56,7 @@ def two_versions() -> Chat:
 
 def test_what_is_exported_comes_back_with_every_version() -> None:
     chat = two_versions()
-    again = import_chat(export_json(chat).encode())
+    again = import_chat(export_json(chat).encode()).chat
     assert again.tree == chat.tree and again.title == chat.title and again.created == chat.created
     assert again.id != chat.id and again.updated > 1e9
 
@@ -86,7 +90,7 @@ def test_markdown_comes_back_as_the_branch_that_was_shown(
     failed = error.strip()
     messages[-1] = replace(messages[-1], error=failed, finish="error" if failed else "stop")
     chat = Chat("a" * 32, "A title", 1.0, 2.0, MessageTree.line(tuple(messages)))
-    again = import_chat(export_markdown(chat, IN_CHINESE if language == "zh" else ENGLISH).encode())
+    again = import_chat(export_markdown(chat, IN_CHINESE if language == "zh" else ENGLISH).encode()).chat
     assert again.title == "A title" and len(again.messages) == len(messages)
     for back, was in zip(again.messages, messages, strict=True):
         assert (back.role, back.finish, back.error) == (was.role, was.finish, was.error)
@@ -112,7 +116,7 @@ def test_a_strangers_texts_lose_what_is_no_text() -> None:
         "schema": 1, "id": "../../x", "title": "a\n\x1b[31mb" + "x" * 200, "created": 1, "updated": 1,
         "messages": [{**TURN, "content": "a\r\nb\x00\x1b\x9bc\ud800\u2028d\te"}],
     }  # fmt: skip
-    found = import_chat(b"\xef\xbb\xbf" + json.dumps(chat).encode())
+    found = import_chat(b"\xef\xbb\xbf" + json.dumps(chat).encode()).chat
     assert found.messages[0].content == "a\nbc?\nd\te"
     assert len(found.title) == 80 and found.title.isprintable() and len(found.id) == 32
 
@@ -143,7 +147,7 @@ def test_what_is_no_chat_is_refused_in_one_sentence(data: bytes) -> None:
 
 def test_a_chat_of_a_newer_version_is_refused_as_that() -> None:
     with pytest.raises(ChatImportError, match="a newer version of localmoe"):
-        import_chat(file_with(schema=3))
+        import_chat(file_with(schema=4))
 
 
 def test_what_is_too_large_is_refused() -> None:
@@ -164,10 +168,10 @@ json_values = st.recursive(
 @settings(max_examples=100)
 def test_any_json_is_taken_or_refused_and_nothing_else(changed: dict[str, object]) -> None:
     try:
-        chat = import_chat(file_with(**changed))
+        chat = import_chat(file_with(**changed)).chat
     except ChatImportError:
         return
-    assert import_chat(export_json(chat).encode()).tree == chat.tree
+    assert import_chat(export_json(chat).encode()).chat.tree == chat.tree
 
 
 numbers = st.none() | st.booleans() | st.integers(-5, 10**17) | st.floats(-1e17, 1e17)
@@ -185,7 +189,7 @@ def test_a_page_shows_a_chat_whatever_its_statistics_are(
 ) -> None:
     answer = {**TURN, "role": "assistant", "content": "<think>a</think>b", "stats": stats, "finish": finish}
     turns = [{**turn, "parent": i - 1} for i, turn in enumerate((TURN, answer, TURN, answer))]
-    chat = import_chat(file_with(messages=turns, shown=3))
+    chat = import_chat(file_with(messages=turns, shown=3)).chat
     for t in (ENGLISH, IN_CHINESE):
         history, turn = split_turns(chat)
         assert len(history_entries(history, t) + turn_entries(turn, None, t)) == 4
@@ -197,8 +201,64 @@ def test_a_markdown_file_of_the_largest_size_is_read_within_seconds() -> None:
     """Whatever it consists of."""
     part, began = "<!-- localmoe:answer -->\n" + "y" * 40 + "\n", time.process_time()
     text = "# t\n\n<!-- localmoe:assistant -->\n## Answer\n" + part * (MAX_BYTES // len(part) - 1)
-    assert len(import_chat(text.encode()).messages[0].content) > MAX_BYTES // 2
+    assert len(import_chat(text.encode()).chat.messages[0].content) > MAX_BYTES // 2
     assert time.process_time() - began < 30
+
+
+def with_pictures(*images: str) -> Chat:
+    look = ChatMessage("user", "look\n", 1.0, images=images)
+    line = MessageTree.line((look, ChatMessage("assistant", "ok", 2.0, "stop"), ChatMessage("user", "x")))
+    return Chat("b" * 32, "seen", 1.0, 2.0, line)
+
+
+def test_an_export_brings_its_pictures_along() -> None:
+    red, blue = picture("red"), picture("blue")
+    chat = with_pictures(picture_id(red), picture_id(blue))
+    exported = export_json(chat, {picture_id(red): red})
+    again = import_chat(exported.encode())
+    assert again.chat.tree == chat.tree and again.pictures == {picture_id(red): red}, "blue was missing there"
+    assert "pictures" not in json.loads(export_json(two_versions()))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([], "no exported chat"), ({RED_ID: 5}, "no exported chat"), ({RED_ID: "?"}, "no exported chat"),
+        ({RED_ID: "aGk="}, "no exported chat"), ({TEXT_ID: "aGk="}, "It is no picture that can be read"),
+    ],
+)  # fmt: skip
+def test_a_picture_of_a_file_that_is_none_is_refused_in_one_sentence(given: object, sentence: str) -> None:
+    found = json.loads(export_json(with_pictures(RED_ID, TEXT_ID)))
+    with pytest.raises(ChatImportError, match=sentence):
+        import_chat(json.dumps({**found, "pictures": given}).encode())
+
+
+def test_what_no_message_has_is_not_imported() -> None:
+    found = json.loads(export_json(with_pictures()))
+    assert import_chat(json.dumps({**found, "pictures": {"../x": "?"}}).encode()).pictures == {}
+
+
+def test_pictures_do_not_count_as_texts_and_have_a_limit_of_their_own() -> None:
+    found = json.loads(export_json(with_pictures()))
+    large = "A" * (MAX_BYTES + 1)
+    assert import_chat(json.dumps({**found, "pictures": {"x": large}}).encode()).chat.title == "seen"
+    with pytest.raises(ChatImportError, match=r"32\.0 MiB"):
+        import_chat(json.dumps({**found, "other": large}).encode())
+    with pytest.raises(
+        ChatError, match=r"no more than 128\.0 MiB can be imported again: export it as Markdown"
+    ):
+        export_json(with_pictures(), {"a" * 64: bytes(97 << 20)})
+
+
+def test_markdown_names_pictures_and_brings_them_back_where_they_are() -> None:
+    chat = with_pictures("a" * 64, "b" * 64)
+    text = export_markdown(chat)
+    assert f"look\n\n<!-- localmoe:pictures {'a' * 64} {'b' * 64} -->\n*Pictures, which only an " in text
+    again = import_chat(text.encode()).chat.messages
+    assert [m.images for m in again] == [m.images for m in chat.messages]
+    assert [m.content for m in again] == ["look", "ok", "x"]
+    with pytest.raises(ChatImportError):
+        import_chat(export_markdown(with_pictures(*["a" * 64] * 9)).encode())
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +297,23 @@ def test_a_bad_file_loses_nothing_and_other_sites_send_none(client: TestClient, 
     same_id = client.post("/chats", content=before.replace(b"yes", b"NO!"))
     assert same_id.status_code == 200
     assert client.get(f"/chats/{'a' * 32}.json").content == before
+
+
+def test_a_chat_with_pictures_goes_from_one_home_to_another(client: TestClient, tmp_path: Path) -> None:
+    service = ChatService(tmp_path, FakeLoader(), lambda: [])
+    red = service.pictures.keep(picture("red"))
+    service.chats.keep(with_pictures(red, "c" * 64))
+    with TestClient(
+        make_app(service, ModelsService(tmp_path, service, {}), PORT), base_url=f"http://127.0.0.1:{PORT}"
+    ) as other:
+        exported = other.get(f"/chats/{'b' * 32}.json").content
+    service.close()
+    assert client.get(f"/images/{red}").status_code == 404
+    taken = client.post("/chats", content=exported)
+    assert taken.status_code == 200
+    assert client.get(f"/images/{red}").content == picture("red")
+    again = client.get(f"/chats/{taken.json()['id']}.json").json()
+    assert again["messages"][0]["images"] == [red, "c" * 64] and [*again["pictures"]] == [red]
 
 
 def chat(number: int, title: str, *texts: str) -> Chat:

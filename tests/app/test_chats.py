@@ -124,10 +124,10 @@ def test_binary_rubbish_is_kept_aside_too(tmp_path: Path) -> None:
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / f"{'a' * 32}.json"
-    path.write_text('{"schema": 3, "everything": "else"}')
+    path.write_text('{"schema": 4, "everything": "else"}')
     store = ChatStore(tmp_path)
     assert store.list() == [] and "newer version" in store.reports[0]
-    assert path.read_text() == '{"schema": 3, "everything": "else"}'
+    assert path.read_text() == '{"schema": 4, "everything": "else"}'
 
 
 def test_text_that_is_no_unicode_is_mended_when_read(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_file_of_the_first_schema_is_read_and_kept_whole_by_the_second(tmp_pat
     path.write_text(_file(messages=turns, title="old", created=3, updated=5))
     chat = ChatStore(tmp_path).get("a" * 32)
     assert [asdict(message) for message in chat.messages] == [
-        {**turn, "thought_s": 0.0, "runs": ()} for turn in turns
+        {**turn, "thought_s": 0.0, "runs": (), "images": ()} for turn in turns
     ]
     ChatStore(tmp_path).rename(chat.id, "new")
     again = ChatStore(tmp_path).get("a" * 32)

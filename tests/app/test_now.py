@@ -174,6 +174,9 @@ def test_who_waits_for_the_first_token_is_told_why(service: ChatService, loader:
     assert tell(0.5) == [WAITING], "not at once"
     (said,) = tell(4.2)
     assert said.endswith("… 256 of 1,000 tokens read · 4 s</p>")
+    live.reading = PromptState(tokens=1000, read=0, disk_bytes=0, images=2)
+    (said,) = tell(4.9)
+    assert said.endswith("… 2 pictures to be read · 0 of 1,000 tokens read · 4 s</p>")
     live.reading = PromptState(tokens=1000, read=512, disk_bytes=12_300_000_000)
     assert tell(15.0) == tell(19.0), "it is read aloud"
     (said,) = tell(19.0, language="zh")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import axe_playwright_python
 import pytest
 from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver, open_browser
@@ -136,16 +135,6 @@ def test_a_benchmark_runs_survives_a_reload_and_is_shared(page: PageDriver, serv
     wait_for(lambda: page.text("#lm-bench-result") == "", 10, "no result")
 
 
-AXE = """async ([source, theme, rules]) => {
-    if (!window.axe) (0, eval)(source);
-    const only = rules.length ? {runOnly: {type: 'rule', values: rules}} : {};
-    const found = await axe.run(document, {resultTypes: ['violations'], ...only});
-    return found.violations.filter((one) => ['serious', 'critical'].includes(one.impact)).map((one) =>
-        `${theme}: ${one.id}: ${one.nodes.slice(0, 4).map((node) => node.html.slice(0, 150)
-            + ' ' + (node.failureSummary || '').slice(0, 220)).join(' | ')}`);
-}"""
-
-
 @pytest.fixture(scope="module")
 def with_markdown(page: PageDriver) -> PageDriver:
     """An answer in its chat."""
@@ -162,7 +151,6 @@ def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(
     width: int, theme: str, with_markdown: PageDriver
 ) -> None:
     page = with_markdown
-    source = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
     found: list[str] = []
     page.page.set_viewport_size({"width": width, "height": 900})
     page.theme(theme)
@@ -170,7 +158,7 @@ def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(
     for tab in TABS:
         page.open_tab(tab)
         rules = ["color-contrast"] if theme == "dark" else []  # all that a theme changes
-        found += page.page.evaluate(AXE, [source, f"{tab}, {theme}, {width}", rules])
+        found += page.violations(f"{tab}, {theme}, {width}", rules)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert found == [], "\n".join(found)
 

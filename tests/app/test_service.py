@@ -702,7 +702,7 @@ def test_turns_without_an_answer_are_not_given_to_the_model() -> None:
         ChatMessage("user", "lost"),
         ChatMessage("user", "one"), ChatMessage("assistant", "two"), ChatMessage("user", "three"),
     )  # fmt: skip
-    assert request_messages(messages, " ") == (
+    assert request_messages(messages, " ", lambda picture: b"") == (
         Message("user", "one"), Message("assistant", "two"), Message("user", "three"),
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from app_process import wait_for
 from fake_engine import FakeLoader
+from picture_files import picture
 
 from app.bench.service import BenchmarkService
 from app.chat_markdown import export_markdown
@@ -22,11 +23,27 @@ from app.service import ChatService
 from localmoe.core.errors import LocalMoeError
 
 SECONDS, AT_MOST_S = 3.0, 60.0
-TO_DO = {"send", "retry", "edit", "delete", "budget", "context", "json", "markdown"}  # each at least once
+TO_DO = {
+    "send",
+    "show it",
+    "retry",
+    "edit",
+    "delete",
+    "budget",
+    "context",
+    "json",
+    "markdown",
+}  # each at least once
 QUESTIONS = ("hello", "a long story", "1 + 1?", "ß漢字 \n#")
 # else there is seldom a model that is free to answer
 RARELY = {"context": 0.2, "budget": 0.5, "unload": 0.1, "stop": 3.0, "benchmark": 0.2}
+RED, NO_PICTURES = picture("red"), "fake-moe reads no pictures: load a model that does."
 BUDGETS = ("auto", "24MiB", "16MiB", "no size")
+
+
+def exported(service: ChatService, chat_id: str) -> bytes:
+    chat = service.chats.get(chat_id)
+    return export_json(chat, service.pictures.read_all(chat.tree.images())).encode()
 
 
 def actions(benchmarks: BenchmarkService, draw: random.Random) -> dict[str, Callable[[], object]]:
@@ -38,6 +55,7 @@ def actions(benchmarks: BenchmarkService, draw: random.Random) -> dict[str, Call
     length = draw.choice([0, 4, "auto"])
     return {
         "send": lambda: service.send(draw.choice([None, chat_id]), text),
+        "show it": lambda: service.send(draw.choice([None, chat_id]), text, (service.pictures.keep(RED),)),
         "retry": lambda: service.retry(chat_id),
         "continue": lambda: service.continue_answer(chat_id),
         "edit": lambda: service.edit(chat_id, node, text),
@@ -51,7 +69,7 @@ def actions(benchmarks: BenchmarkService, draw: random.Random) -> dict[str, Call
         "context": lambda: service.apply_load(replace(load, context=draw.choice(["auto", "512"]))),
         "benchmark": lambda: benchmarks.run(["on-demand"], ["0", "4"], 1, 4),
         "end benchmark": benchmarks.stop,
-        "json": lambda: service.import_chat(export_json(service.chats.get(chat_id)).encode()),
+        "json": lambda: service.import_chat(exported(service, chat_id)),
         "markdown": lambda: service.import_chat(export_markdown(service.chats.get(chat_id)).encode()),
     }
 
@@ -98,4 +116,4 @@ def test_nothing_that_three_users_do_at_once_breaks_a_chat(seed: int, tmp_path: 
     kept = ChatStore(tmp_path / "chats")
     assert {chat.id: chat for chat in kept.list()} == shown and kept.reports == []
     errors = {node.error for chat in shown.values() for node in chat.tree.nodes if node.error}
-    assert errors <= {"The engine is closed: load a model first."}, errors
+    assert errors <= {"The engine is closed: load a model first.", NO_PICTURES}, errors

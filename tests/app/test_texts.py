@@ -25,7 +25,10 @@ from app.translate import choice_texts, widget_texts
 from localmoe.engine.suggestions import SUGGESTIONS
 
 # names, numbers and what no user sees
-UNTRANSLATED = ("Language code", "Shown", "Models shown", "Due", "Benchmark shown", "View", "Open tab")
+UNTRANSLATED = (
+    "Language code", "Shown", "Models shown", "Due", "Benchmark shown", "View", "Open tab",
+    "Attached pictures",
+)  # fmt: skip
 
 
 def texts_in_code() -> Iterator[str]:
