@@ -129,6 +129,10 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT")
     what.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines with "id" and "prompt"')
+    parser.add_argument(
+        "--image", action="append", default=[], type=Path, metavar="FILE",
+        help="a picture before each prompt, for a model that reads some; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--raw", action="store_true", help="do not wrap the prompt in the chat template")
     parser.add_argument(
         "--max-new-tokens", type=int, default=512, metavar="N", help="of an answer; default: %(default)s"

@@ -11,21 +11,25 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from localmoe.chat.reasoning import OPEN, split_reasoning
 from localmoe.cli.answer_line import answer_line
+from localmoe.cli.image_files import read_images
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note
 from localmoe.cli.sampling_options import loaded_sampling, sampling_config
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, ContextLengthError
-from localmoe.core.types import Message
+from localmoe.core.types import Image, Message
 from localmoe.engine import Engine
 
 _HELP = (
-    r"/new begins anew, a \ at the end of a line goes on in the next, Ctrl+C stops an answer, Ctrl+D ends."
+    r"/new begins anew, /image FILE shows a picture with the next question, a \ at the end of a line goes on "
+    "in the next, Ctrl+C stops an answer, Ctrl+D ends."
 )
+_IMAGE = "/image "
 _FIRST, _FURTHER = "> ", "... "
 _LONGEST = 8_000_000  # characters of a question, past what any context holds: what is piped in may not end
 
@@ -50,6 +54,9 @@ def run_chat(args: argparse.Namespace) -> None:
         conversation = Conversation(engine, replace(usual, sampling=sampling))
         engine.captures.begin(sampling)  # while the question is typed
         for line in _questions():
+            if line.startswith(_IMAGE):
+                _show(conversation, line.removeprefix(_IMAGE))
+                continue
             if line in ("/new", "/help"):
                 note(_HELP if line == "/help" else "A new conversation.")
                 if line == "/new":
@@ -60,6 +67,15 @@ def run_chat(args: argparse.Namespace) -> None:
             except (ConfigError, ContextLengthError) as error:  # of this question; another may be answered
                 note(f"localmoe: {error}")
             engine.captures.begin()
+
+
+def _show(conversation: Conversation, name: str) -> None:
+    try:
+        conversation.show(Path(name.strip()))
+    except ConfigError as error:
+        note(f"localmoe: {error}")
+    else:
+        note(f"{name.strip()} goes with the next question.")
 
 
 class Conversation:
@@ -74,6 +90,17 @@ class Conversation:
     def begin(self) -> None:
         """Forget what has been said."""
         self.messages = self._usual.messages[:-1]
+        self._images: tuple[Image, ...] = ()  # of the next question
+
+    def show(self, path: Path) -> None:
+        """A picture with the next question.
+
+        Raises:
+            ConfigError: it cannot be read, or the model reads none.
+        """
+        if not self._engine.info().reads_images:
+            raise ConfigError(f"{self._engine.info().name} reads no pictures: ask without them.")
+        self._images += read_images([path])
 
     def ask(self, question: str) -> None:
         """Print the answer as it is written.
@@ -81,7 +108,8 @@ class Conversation:
         Raises:
             ContextLengthError: the conversation has become too long.
         """
-        messages = (*self.messages, Message("user", question))
+        messages = (*self.messages, Message("user", question, images=self._images))
+        self._images = ()
         request = replace(self._usual, messages=messages)
         text, stop = "", threading.Event()
         with _set_by_interrupt(stop):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from localmoe.cli.answer_line import answer_line
+from localmoe.cli.image_files import read_images
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.cli.sampling_options import json_schema, loaded_sampling, sampling_config
@@ -18,7 +19,7 @@ from localmoe.core.output_file import check_output
 from localmoe.core.prompts import Prompt, read_prompts
 from localmoe.core.stream import StreamEvent
 from localmoe.core.timeline import TIMELINE, write_trace
-from localmoe.core.types import Message
+from localmoe.core.types import Image, Message
 from localmoe.engine import Engine
 
 _TIMELINE_STEPS = 4096  # the last ones, of all prompts
@@ -33,7 +34,8 @@ def run_generate(args: argparse.Namespace) -> None:
     sampling = sampling_config(args)
     prompts = read_prompts(args.prompts) if args.prompts else [Prompt("prompt", args.prompt)]
     schema = json_schema(args)
-    requests = [_request(prompt, args, sampling, schema) for prompt in prompts]
+    images = read_images(args.image)
+    requests = [_request(prompt, args, sampling, schema, images) for prompt in prompts]
     if args.timeline is not None:
         check_output(TIMELINE, args.timeline)  # said before the answers, not after
     config = engine_config(args, policy=args.policy)
@@ -77,15 +79,21 @@ def _answer_all(
 
 
 def _request(
-    prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig, schema: str | None
+    prompt: Prompt,
+    args: argparse.Namespace,
+    sampling: SamplingConfig,
+    schema: str | None,
+    images: tuple[Image, ...],
 ) -> GenerationRequest:
     settings: dict[str, Any] = {
         "max_new_tokens": args.max_new_tokens, "sampling": sampling, "draft_only": args.draft_only,
         "thinking": args.thinking, "json_schema": schema,
     }  # fmt: skip
     if args.raw:
+        if images:
+            raise ConfigError("A raw prompt has no place for pictures: leave out --raw, or --image.")
         return GenerationRequest(prompt=prompt.text, **settings)
-    return GenerationRequest(messages=(Message("user", prompt.text),), **settings)
+    return GenerationRequest(messages=(Message("user", prompt.text, images=images),), **settings)
 
 
 def _print(
