@@ -87,6 +87,7 @@ def reference_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    until: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of rows at positions start, start + 1, ... over a cache.
 
@@ -96,6 +97,7 @@ def reference_attention(
         window: positions that a row sees, itself among them; None for all.
         softcap: scores become softcap * tanh(score / softcap).
         sinks: (heads,) logit of a further position of value zero.
+        until: int (T,), up to which row each sees; None: up to itself.
 
     Returns:
         (T, heads, Dv).
@@ -110,7 +112,7 @@ def reference_attention(
         scores = softcap * torch.tanh(scores / softcap)
     row = first + torch.arange(rows, device=query.device)[:, None]
     position = torch.arange(live, device=query.device)
-    hidden = position > row
+    hidden = position > (row if until is None else first + until[:, None])
     if window is not None:
         hidden |= position <= row - window
     scores = scores.masked_fill(hidden, -math.inf)

@@ -71,5 +71,6 @@ def _attention(
         window=attention_mask.window,
         softcap=softcap,
         sinks=s_aux,
+        until=None if attention_mask.window is None else window.until,
     )
     return out[None], None

@@ -56,6 +56,8 @@ class DeviceWindow:
         tokens: int64 (rows,), the last accepted token, then the drafted ones.
         at: int64 (1,), position of the first row of the pass that runs.
         visible: cache positions that the pass may look at, a number on the host.
+        until: int32 (T,), of a pass with pictures whose tokens see each other where layers see a window: up
+            to which row each sees; None in all others.
         unrolled: where layers with a ring find what a prompt's pass sees that is longer than their room; None
             where they have it.
     """
@@ -66,6 +68,7 @@ class DeviceWindow:
         self.start, self.live, self.cursor, self.tokens = words[0:1], words[1:2], words[2:3], words[3:]
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.visible = 0
+        self.until: Tensor | None = None
         self.unrolled: Unrolled | None = None
         self.rows = rows
 

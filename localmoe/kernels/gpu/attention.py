@@ -62,6 +62,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    until: Tensor | None = None,
 ) -> Tensor:
     """Row i, at position start + i, over positions up to its own; semantics of dense.reference_attention.
 
@@ -74,6 +75,8 @@ def attention(
         window: positions that a row sees, its own among them; None for all.
         softcap: scores become softcap * tanh(score / softcap).
         sinks: (heads,) logit of a further position of value zero.
+        until: int32 (T,), with a window: up to which row each sees, itself or one of those behind it. None:
+            itself.
 
     Returns:
         (T, heads, Dv), contiguous, of query's dtype.
@@ -88,6 +91,10 @@ def attention(
     scoring = Scoring(scale, window, softcap, sinks)
     chunk = chunk_positions(dim, value_dim)
     out = torch.empty((rows, heads, value_dim), dtype=query.dtype, device=query.device)
+    if until is not None:
+        assert window is not None and until.dtype == torch.int32 and until.shape == (rows,), f"{until.shape}"
+        _loop(query, key_cache, value_cache, start, out, scoring, until)
+        return out
     for chunks, most_bytes in ((1, CHUNK_PARTIAL_BYTES), (SECTION, SECTION_PARTIAL_BYTES)):
         slots = num_slots(rows, max_length, window, chunks * chunk)
         partial_bytes = 4 * rows * heads * slots * (value_dim + 2)
@@ -154,13 +161,21 @@ def _split(
     )  # fmt: skip
 
 
-def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor, scoring: Scoring) -> None:
+def _loop(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    start: Tensor,
+    out: Tensor,
+    scoring: Scoring,
+    until: Tensor | None = None,
+) -> None:
     _, heads, rows, dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
     group, warps = heads // kv_heads, _loop_warps(max(dim, value_dim), query.device)
     launch(
         attend_loop, (kv_heads, cdiv(rows * group, _LOOP_TILE)),
-        query, key, value, start, scoring.sinks, out, rows, heads, group, key.shape[2],
+        query, key, value, start, until, scoring.sinks, out, rows, heads, group, key.shape[2],
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=next_power_of_2(value_dim),
         CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,

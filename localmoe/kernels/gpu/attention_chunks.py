@@ -15,12 +15,13 @@ import triton.language as tl
 
 @triton.jit
 def attend_chunk(
-    q, key, value, begin, position, row_ok, live, capacity, key_row, key_col, value_row, value_col,
+    q, key, value, begin, position, last, row_ok, live, capacity, key_row, key_col, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Rows q (BM, D_PAD) at positions `position` over the cache positions begin .. begin + CHUNK - 1.
+    """Rows q (BM, D_PAD) at positions `position`, which see up to `last`, over the cache positions
+    begin .. begin + CHUNK - 1.
 
     Positions from `live` on are never read. With a window, a cache of `capacity` positions, whole chunks,
     may be a ring: position p lies at p % capacity, and what rows see has not been overwritten. Scores are in
@@ -42,7 +43,7 @@ def attend_chunk(
     if SOFTCAP:
         score = softcap * _tanh(score)
     if not WHOLE:
-        seen = (p[None, :] <= position[:, None]) & row_ok[:, None]
+        seen = (p[None, :] <= last[:, None]) & row_ok[:, None]
         if WINDOWED:
             seen = seen & (p[None, :] > position[:, None] - window)
         score = tl.where(seen, score, float("-inf"))
@@ -64,7 +65,7 @@ def attend_section(
     peak, total, acc = no_state(zeros, tl.zeros([q.shape[0], DV_PAD], tl.float32))
     for at in tl.range(chunk, end, num_stages=2):  # the next one's keys and values are on their way
         chunk_peak, chunk_total, chunk_acc = attend_chunk(
-            q, key, value, at * CHUNK, position, row_ok, live, capacity,
+            q, key, value, at * CHUNK, position, position, row_ok, live, capacity,
             key_row, key_col, value_row, value_col, scale, softcap, window,
             D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED, False,
         )  # fmt: skip

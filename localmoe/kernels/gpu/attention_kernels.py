@@ -55,7 +55,8 @@ def attend_split(
         value += head.to(tl.int64) * value_head
         if CHUNKS == 1:
             peak, total, acc = attend_chunk(
-                q, key, value, begin, first_position + token, row_ok, first_position + rows, capacity,
+                q, key, value, begin, first_position + token, first_position + token, row_ok,
+                first_position + rows, capacity,
                 key_row, key_col, value_row, value_col, scale, softcap, window,
                 D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED, False,
             )  # fmt: skip
@@ -76,14 +77,14 @@ def attend_split(
 
 @triton.jit
 def _go_on(
-    done, section, none, q, key, value, chunk, position, row_ok, live, capacity,
+    done, section, none, q, key, value, chunk, position, last, row_ok, live, capacity,
     key_row, key_col, value_row, value_col, scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Both states after one more chunk."""
     found = attend_chunk(
-        q, key, value, chunk * CHUNK, position, row_ok, live, capacity,
+        q, key, value, chunk * CHUNK, position, last, row_ok, live, capacity,
         key_row, key_col, value_row, value_col, scale, softcap, window,
         D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED, WHOLE,
     )  # fmt: skip
@@ -96,7 +97,7 @@ def _go_on(
 
 @triton.jit(do_not_specialize=["rows"])
 def attend_loop(
-    query, key, value, start, sinks, out, rows, heads, group, capacity,
+    query, key, value, start, until, sinks, out, rows, heads, group, capacity,
     q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
@@ -115,19 +116,23 @@ def attend_loop(
     none = no_state(tl.zeros([BM], tl.float32), tl.zeros([BM, DV_PAD], tl.float32))
     done, section = none, none  # state after all sections before this one, and of this one
     position, live = first_position + token, first_position + rows
+    upper = position
+    if until is not None:  # rows of pictures see further than their own place
+        upper = first_position + tl.load(until + token, mask=row_ok, other=0)
+        last = tl.max(upper, 0)
     begin, end = first_part(first, window, CHUNK, WINDOWED), last // CHUNK + 1
     if not WINDOWED:
         whole_end = (first + 1) // CHUNK
         for chunk in tl.range(begin, whole_end, num_stages=2):  # the next one is on its way
             done, section = _go_on(
-                done, section, none, q, key, value, chunk, position, row_ok, live, capacity,
+                done, section, none, q, key, value, chunk, position, upper, row_ok, live, capacity,
                 key_row, key_col, value_row, value_col, scale, softcap, window,
                 D, DV, D_PAD, DV_PAD, CHUNK, CHUNKS, SOFTCAP, WINDOWED, True,
             )  # fmt: skip
         begin = whole_end
     for chunk in tl.range(begin, end, num_stages=2 if WINDOWED else 1):
         done, section = _go_on(
-            done, section, none, q, key, value, chunk, position, row_ok, live, capacity,
+            done, section, none, q, key, value, chunk, position, upper, row_ok, live, capacity,
             key_row, key_col, value_row, value_col, scale, softcap, window,
             D, DV, D_PAD, DV_PAD, CHUNK, CHUNKS, SOFTCAP, WINDOWED, False,
         )  # fmt: skip

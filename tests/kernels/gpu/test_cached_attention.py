@@ -33,6 +33,7 @@ class Case:
     sinks: bool = False
     seed: int = 0
     dtype: torch.dtype = DTYPES[0]
+    pictures: tuple[tuple[int, int], ...] = ()  # rows (first, end) that see each other
 
     def check(self, score_scale: float = 1.0) -> Tensor:
         """Compare with float64 and return the result."""
@@ -49,13 +50,19 @@ class Case:
         sinks = normal(self.heads, dtype=self.dtype, seed=self.seed + 3, scale=3.0) if self.sinks else None
         start = torch.tensor([self.start], device=DEVICE)
         scale = score_scale * self.dim**-0.5
+        until = None
+        if self.pictures:
+            until = torch.arange(self.rows, dtype=torch.int32, device=DEVICE)
+            for first, end in self.pictures:
+                until[first:end] = end - 1
         out = attention(
             query, key, value, start, scale=scale, max_length=live + self.spare,
-            window=self.window, softcap=self.softcap, sinks=sinks,
+            window=self.window, softcap=self.softcap, sinks=sinks, until=until,
         )  # fmt: skip
         exact = reference_attention(
             query.double(), key.double(), value.double(), start, scale=scale,
             window=self.window, softcap=self.softcap, sinks=None if sinks is None else sinks.double(),
+            until=until,
         )  # fmt: skip
         assert out.shape == (self.rows, self.heads, self.value_dim) and out.is_contiguous()
         assert not out.isnan().any()
@@ -109,6 +116,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         Case(softcap=30.0, window=64),
         Case(sinks=True),
         Case(sinks=True, window=20, start=260, rows=5),
+        Case(window=20, start=0, rows=40, pictures=((0, 30),)),
+        Case(window=20, start=100, rows=60, heads=8, pictures=((0, 5), (12, 50), (50, 59))),
+        Case(window=150, start=250, rows=9, pictures=((2, 9),), sinks=True, softcap=5.0),
+        Case(window=16, start=120, rows=90, dim=256, value_dim=256, heads=2, pictures=((3, 88),)),
     ],
     ids=str,
 )
@@ -128,6 +139,19 @@ def test_attention_of_any_shape(
     window: int | None, softcap: float | None, sinks: bool, seed: int,
 ) -> None:  # fmt: skip
     Case(group * kv_heads, kv_heads, rows, start, spare, dim, value_dim, window, softcap, sinks, seed).check()
+
+
+@settings(max_examples=6)
+@given(
+    group=st.integers(1, 5), rows=st.integers(1, 70), start=st.integers(0, 300), window=st.integers(1, 200),
+    cuts=st.lists(st.integers(0, 70), max_size=6), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_rows_of_pictures_see_each_other(
+    group: int, rows: int, start: int, window: int, cuts: list[int], seed: int
+) -> None:
+    edges = sorted({min(cut, rows) for cut in cuts})
+    pictures = tuple(zip(edges[::2], edges[1::2], strict=False))
+    Case(2 * group, 2, rows, start, window=window, seed=seed, pictures=pictures).check()
 
 
 @pytest.mark.usefixtures("way")
