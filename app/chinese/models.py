@@ -23,6 +23,7 @@ MODELS = {
     "thinks before it answers, writes code": "先思考再回答，擅长写代码",
     "thinks before it answers, reads pictures": "先思考再回答，能看图片",
     "strong, many languages": "能力强，多语言",
+    "strong, many languages, reads pictures": "能力强，多语言，能看图片",
     "European languages": "欧洲语言",
     "{total} parameters": "{total} 参数",
     "{total} parameters, {active} a token": "{total} 参数，每词元 {active}",

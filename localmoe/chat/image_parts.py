@@ -19,6 +19,10 @@ class ImageTokens(Protocol):
     def token_id(self) -> int:
         """What the model's template writes once for each picture, and the prompt has `count` times."""
 
+    @property
+    def around(self) -> tuple[Sequence[int], Sequence[int]]:
+        """What the prompt has before and behind these."""
+
     def count(self, image: Image) -> int:
         """Tokens that it takes; raises ConfigError for what is no picture that can be read."""
 
@@ -66,10 +70,11 @@ def with_images(ids: Sequence[int], images: Sequence[Image], tokens: ImageTokens
             f"The model's chat template makes other places for pictures ({places}) than there are "
             f"({len(images)}): give them in messages of the user."
         )
-    left = iter(images)
+    left, (before, behind) = iter(images), tokens.around
     found: list[int] = []
     for token in ids:
-        found += [token] * tokens.count(next(left)) if token == tokens.token_id else [token]
+        is_place = token == tokens.token_id
+        found += [*before, *[token] * tokens.count(next(left)), *behind] if is_place else [token]
     return found
 
 

@@ -95,8 +95,8 @@ class PromptEncoder:
         adopt_template(self.tokenizer, folder)
         self._parts = self.has_template and takes_parts(self.tokenizer)
         self._knows_tools: bool | None = None  # not looked at yet
-        places = () if images is None else (str(self.tokenizer.convert_ids_to_tokens(images.token_id)),)
-        self._said = SaidText(self.tokenizer, places)
+        place = None if images is None else self.tokenizer.convert_ids_to_tokens(images.token_id)
+        self._said = SaidText(self.tokenizer, (place,) if isinstance(place, str) else ())
         self.thinking = find_ways(self.tokenizer)
 
     @property

@@ -23,7 +23,7 @@ from localmoe.model.image_rows import ImageRows, PlacedRows
 from localmoe.model.rotary import tabulate_all
 from localmoe.vision.encoder import VisionEncoder
 from localmoe.vision.features import KeptFeatures
-from localmoe.vision.image_reader import ImageReader
+from localmoe.vision.image_reader import ImageReader, Patches
 from localmoe.vision.placing import PlacedImage, coordinates, place_images, told_apart
 from localmoe.vision.source import VisionSource
 
@@ -71,7 +71,8 @@ class EngineImages:
             counters.unread_images = left
             placed.append(PlacedRows(one.start, self._features(one, image)))
         counters.unread_images = 0
-        self._rows.begin(placed, coordinates(self._placed, length) if self._placed else None)
+        turned = self._placed and self._source.kind.by_grid
+        self._rows.begin(placed, coordinates(self._placed, length) if turned else None)
 
     @classmethod
     def of_engine(cls, parts: EngineParts, reader: ImageTokens | None) -> EngineImages | None:
@@ -81,24 +82,28 @@ class EngineImages:
             return None
         model, drafter = parts.prepared.skeleton.model, None if parts.other is None else parts.other.model
         beside = [] if drafter is None or isinstance(drafter, DraftModel) else [drafter.module]
-        if not compute.whole_passes:
+        if source.kind.by_grid and not compute.whole_passes:
             for module in (model, *beside):
                 tabulate_all(module, parts.prepared.plan.context, compute.dtype)
-        rows = ImageRows(model, source.kind.depth, beside)
+        rows = ImageRows(model, source.kind.depth, beside, whole=source.kind.sees_whole)
         parts.runner.images = rows
         return cls(source, reader, parts.runner, rows, compute.device, compute.dtype)
+
+    def close(self) -> None:
+        """Let go of what passes were told, whoever still refers to them."""
+        self._rows.forget()
+        self._encoder = None
 
     def _features(self, placed: PlacedImage, image: Image) -> Tensor:
         found = self._kept.get(placed.layout.digest)
         if found is None:
             began = time.perf_counter()
-            patches, grid = self._reader.patches(image)
-            found = self._encoded(patches, grid)
+            found = self._encoded(self._reader.patches(image))
             self._kept.keep(placed.layout.digest, found)
             log_image(placed.layout.tokens, time.perf_counter() - began)
         return found
 
-    def _encoded(self, patches: Tensor, grid: Tensor) -> Tensor:
+    def _encoded(self, patches: Patches) -> Tensor:
         if self._encoder is None:
             encoder = self._source.encoder(self._dtype)
             needed = encoder.num_bytes
@@ -111,9 +116,9 @@ class EngineImages:
             encoder.read()
             self._encoder = encoder
         if self._device.type != "cuda":
-            return self._encoder.encode(patches, grid, self._device)
+            return self._encoder.encode(patches, self._device)
         torch.cuda.empty_cache()  # what other passes keep, and then what this one did
         try:
-            return self._encoder.encode(patches, grid, self._device)
+            return self._encoder.encode(patches, self._device)
         finally:
             torch.cuda.empty_cache()

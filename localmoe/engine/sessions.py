@@ -38,4 +38,6 @@ class EngineSession:
     def close(self) -> None:
         """Drop everything."""
         self.text.forget()
+        if self._images is not None:
+            self._images.close()
         self._images = None

@@ -100,10 +100,10 @@ SUGGESTIONS = (
         sliding_kv_bytes=24_576, window=128,
     ),
     _suggestion(
-        "google/gemma-4-26B-A4B-it", "strong, many languages", "apache-2.0", "gemma4",
+        "google/gemma-4-26B-A4B-it", "strong, many languages, reads pictures", "apache-2.0", "gemma4",
         layers=30, experts=128, top=8, expert_params=5_947_392, shared_params=2_395_156_480,
         kv_bytes=225_280, draft_expert_bytes=3_255_296, context=262_144, hidden=2816, vocabulary=262_144,
-        linear_params=1_656_258_560, tied=True, unused_params=550_000_000, text_alone=True,
+        linear_params=1_656_258_560, tied=True, unused_params=550_000_000, image_bytes=219_348_992,
         angles=1536,
         sliding_kv_bytes=204_800, window=1024,
     ),
@@ -133,7 +133,7 @@ SUGGESTIONS = (
         layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
         draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
         linear_params=1_917_665_280, state_bytes=353_771_520, state_row_bytes=49_664,
-        unused_params=1_298_000_000, image_bytes=301_989_888,
+        unused_params=1_298_000_000, image_bytes=335_544_320,
         angles=128,
     ),
     _suggestion(

@@ -62,7 +62,8 @@ class DeviceRunner:
 
     def prefill_rows(self, left: int) -> int:
         """Tokens of a prompt in its next pass, of `left` that are to come."""
-        return self._prompt.rows(left)
+        rows = self._prompt.rows(left)
+        return rows if self.images is None else self.images.cut(self.sequence.length, rows)
 
     @property
     def capture_s(self) -> float:
@@ -131,8 +132,13 @@ class DeviceRunner:
         """
         start = self.sequence.length
         if phase == "prefill" and self.images is not None and self.images.has_some(start, len(tokens)):
-            with self.images.of_pass(tokens, start, self.passes.window.at.device) as numbers:
-                logits = self._run(numbers, phase, start, captured=False)
+            window = self.passes.window
+            with self.images.of_pass(tokens, start, window.at.device) as numbers:
+                window.until = self.images.until
+                try:
+                    logits = self._run(numbers, phase, start, captured=False)
+                finally:
+                    window.until = None
         else:
             logits = self._run(tokens, phase, start)
         # what passes write, the next one writes again

@@ -37,16 +37,31 @@ class ImageRows:
     """Of one model, whose passes are of one text at a time. A pass without a picture runs as it would
     without this; one with some must not be a captured one."""
 
-    def __init__(self, model: Any, depth: int, beside: Sequence[nn.Module] = ()) -> None:
-        """depth: D. The model has its weights and kernels. beside: modules that turn the text's tokens too,
-        such as an MTP layer."""
+    def __init__(
+        self, model: Any, depth: int, beside: Sequence[nn.Module] = (), *, whole: bool = False
+    ) -> None:
+        """The model has its weights and kernels.
+
+        Args:
+            depth: D.
+            beside: modules that turn the text's tokens too, such as an MTP layer.
+            whole: where layers see a window, a picture's tokens see each other, so that no pass may end
+                within one.
+        """
         embedding = input_embedding(model)
         assert isinstance(embedding, nn.Embedding), "text has an embedding"
-        self._turning = (model, *beside)
+        self._turning: tuple[nn.Module, ...] = (model, *beside)
         self._vocab_size = embedding.num_embeddings
         self._placed: tuple[PlacedRows, ...] = ()
         self._rows: Tensor | None = None  # (1 + D, N, H) of the pass
         self._ids: Tensor | None = None  # (T,) of the pass
+        self._whole = whole
+        self.until: Tensor | None = None  # int32 (T,) of the pass, see DeviceWindow
+        self._start = 0  # of the pass
+        if whole:
+            for module in model.modules():
+                if getattr(module, "sliding_window", None) and hasattr(module, "layer_idx"):
+                    module.localmoe_images = self
         embedding.forward = partial(self._look_up, embedding.forward)  # type: ignore[method-assign]
         for index, layer in enumerate(model.get_decoder().layers[:depth]):
             layer.register_forward_hook(partial(self._add, index + 1))
@@ -62,9 +77,23 @@ class ImageRows:
         for module in self._turning:
             place_angles(module, coordinates)
 
+    def forget(self) -> None:
+        """The text is gone, and the model with it."""
+        self._placed, self._turning = (), ()
+
     def has_some(self, start: int, count: int) -> bool:
         """Whether one of so many tokens from `start` on is a picture's."""
         return any(one.start < start + count and start < one.end for one in self._placed)
+
+    def cut(self, start: int, rows: int) -> int:
+        """How many tokens a pass from `start` on has that was to have so many."""
+        end = start + rows
+        within = (
+            next((one for one in self._placed if one.start < end < one.end), None) if self._whole else None
+        )
+        if within is None:
+            return rows
+        return (within.start if within.start > start else within.end) - start
 
     @contextmanager
     def of_pass(self, tokens: Sequence[int], start: int, device: torch.device) -> Iterator[list[int]]:
@@ -80,11 +109,33 @@ class ImageRows:
                 numbers[first - start : end - start] = range(known, known + end - first)
                 parts.append(one.rows[:, first - one.start : end - one.start])
                 known += end - first
-        self._rows = torch.cat(parts, dim=1).to(device)
+        self._rows, self._start = torch.cat(parts, dim=1).to(device), start
+        if self._whole:
+            self.until = self._seen_until(len(tokens)).to(device)
         try:
             yield numbers
         finally:
-            self._rows = self._ids = None
+            self._rows = self._ids = self.until = None
+
+    def _seen_until(self, count: int) -> Tensor:
+        rows = torch.arange(count, dtype=torch.int32)
+        for one in self._placed:
+            first, end = max(one.start - self._start, 0), one.end - self._start
+            if first < count and end > 0:
+                assert end <= count, "a picture goes through one pass"
+                rows[first:end] = end - 1
+        return rows
+
+    def widened(self, mask: Tensor, window: int) -> Tensor:
+        """A mask (1, T, L), bool, of rows that see a window, in which a picture's see each other too."""
+        if self.until is None:
+            return mask
+        rows, places = self.until, torch.arange(mask.shape[2], device=mask.device)
+        own = self._start + torch.arange(len(rows), device=mask.device)
+        seen = (places <= self._start + rows[:, None]) & (places > own[:, None] - window)
+        wider = mask.clone()
+        wider[:, : len(rows)] |= seen  # the others are padding
+        return wider
 
     def _look_up(self, by_table: Any, ids: Tensor) -> Tensor:
         """int64 (..., T) -> (..., T, H)."""

@@ -272,7 +272,8 @@ class ModelRunner:
 
     def prefill_rows(self, left: int) -> int:
         """Tokens of a prompt in its next pass, of `left` that are to come."""
-        return min(left, PREFILL_CHUNK)
+        rows = min(left, PREFILL_CHUNK)
+        return rows if self.images is None else self.images.cut(self.sequence.length, rows)
 
     def begin_draft_token(self, position: int) -> None:
         """The next draft pass is of this window token."""

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from localmoe.core.errors import UnsupportedModelError
 from localmoe.kernels.attention import blocked_attention
 from localmoe.model.expert_module import weight_names
+from localmoe.model.image_rows import ImageRows
 from localmoe.model.skeleton import Skeleton
 
 NAME = "localmoe"
@@ -104,5 +105,7 @@ def _attention(
     """transformers' attention interface: (1, heads, T, D) in, (1, T, heads, D) out."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attend: AttentionKernel = getattr(module, "localmoe_attend", blocked_attention)
-    out = attend(query[0], key[0], value[0], attention_mask[0], scale, softcap=softcap, sinks=s_aux)
+    images: ImageRows | None = getattr(module, "localmoe_images", None)
+    mask = attention_mask[0] if images is None else images.widened(attention_mask[0], module.sliding_window)
+    out = attend(query[0], key[0], value[0], mask, scale, softcap=softcap, sinks=s_aux)
     return out[None], None

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-# whose text sees a picture's tokens one after another, and turns them by time, height and width
-KINDS: Final = frozenset({"qwen3_5_moe", "qwen3_vl_moe"})
-
-
+_GRIDS: Final = frozenset({"qwen3_5_moe", "qwen3_vl_moe"})
+_POOLED: Final = "gemma4"
+KINDS: Final = _GRIDS | {_POOLED}
 # of a picture, by which it is scaled down; where a token stands for 32 x 32 pixels, a million pixels and
 # 393,000, as a CPU takes seconds for that
 GPU_TOKENS: Final = 1024
 CPU_TOKENS: Final = 384
-# while a GPU reads one, for each number of a patch's hidden size: 52 measured, of a real shape; a CPU needs
-# less in all
+_POOLED_TOKENS: Final = 280  # what Gemma's processor scales each picture to, unless it is told otherwise
+# while a GPU reads one, for each number of a patch's hidden size, and besides: 264 and 203 MiB measured of
+# two real shapes; a CPU needs less
 _PATCH_BYTES: Final = 64
+_FURTHER_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +25,48 @@ class VisionKind:
 
     Attributes:
         token_id: which a chat template writes for a picture, and a prompt has for each of its tokens.
+        around: ids that a prompt has before and behind these.
         merge: patches a side that become one token.
         patch: pixels a side of a patch.
+        most_tokens: of a picture, on a GPU.
         hidden_size: of the vision encoder.
         depth: decoder layers behind which something of a picture is added (DeepStack).
+        by_grid: patches come with a grid, and attention turns tokens by time, row and column (M-RoPE); else
+            with a place each, and by their place in the text.
+        sees_whole: where layers see a window, a picture's tokens see each other, also those behind them.
     """
 
     token_id: int
+    around: tuple[tuple[int, ...], tuple[int, ...]]
     merge: int
     patch: int
+    most_tokens: int
     hidden_size: int
     depth: int
+    by_grid: bool
+    sees_whole: bool
 
     @property
     def image_bytes(self) -> int:
         """What reading the largest picture takes beside weights in RAM."""
-        return GPU_TOKENS * self.merge**2 * self.hidden_size * _PATCH_BYTES
+        return self.most_tokens * self.merge**2 * self.hidden_size * _PATCH_BYTES + _FURTHER_BYTES
 
 
 def find_kind(config: Any) -> VisionKind | None:
     """Of transformers' config; None where it reads no pictures, or in a way that is not known here."""
-    if config.model_type not in KINDS:
+    vision = getattr(config, "vision_config", None)
+    if config.model_type not in KINDS or vision is None:
         return None
-    vision = config.vision_config
+    if config.model_type == _POOLED:
+        return VisionKind(
+            token_id=int(config.image_token_id),
+            around=((int(config.boi_token_id),), (int(config.eoi_token_id),)),
+            merge=int(vision.pooling_kernel_size), patch=int(vision.patch_size), most_tokens=_POOLED_TOKENS,
+            hidden_size=int(vision.hidden_size), depth=0, by_grid=False,
+            sees_whole=config.get_text_config().use_bidirectional_attention == "vision",
+        )  # fmt: skip
     return VisionKind(
-        int(config.image_token_id), int(vision.spatial_merge_size), int(vision.patch_size),
-        int(vision.hidden_size), len(getattr(vision, "deepstack_visual_indexes", None) or ()),
+        token_id=int(config.image_token_id), around=((), ()), merge=int(vision.spatial_merge_size),
+        patch=int(vision.patch_size), most_tokens=GPU_TOKENS, hidden_size=int(vision.hidden_size),
+        depth=len(getattr(vision, "deepstack_visual_indexes", None) or ()), by_grid=True, sees_whole=False,
     )  # fmt: skip

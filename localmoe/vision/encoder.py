@@ -20,6 +20,7 @@ from localmoe.model.materialise import rebuild_buffers
 from localmoe.model.parallel_reader import AnyPiece, read_pieces, split_read
 from localmoe.model.text_part import without_text_part
 from localmoe.model.weight_reader import check_kind
+from localmoe.vision.image_reader import Patches
 
 _HOST = torch.device("cpu")
 
@@ -65,12 +66,11 @@ class VisionEncoder:
         return sum(one.numel() * one.element_size() for one in self._model.parameters())
 
     @torch.inference_mode()
-    def encode(self, patches: Tensor, grid: Tensor, device: torch.device) -> Tensor:
+    def encode(self, patches: Patches, device: torch.device) -> Tensor:
         """A picture's tokens.
 
         Args:
-            patches: float32 (patches, numbers of one).
-            grid: int64 (1, 3): how many in time, height and width.
+            patches: of one picture, see ImageReader.patches.
             device: that computes; on a GPU weights are there only while they are multiplied with.
 
         Returns:
@@ -82,7 +82,8 @@ class VisionEncoder:
             torch.OutOfMemoryError: of a GPU.
         """
         with streamed(self._model, device):
-            made = self._model.get_image_features(patches.to(device), grid.to(device), return_dict=True)
+            given = {name: one.to(device) for name, one in patches.items()}
+            made = self._model.get_image_features(**given, return_dict=True)
         deep = getattr(made, "deepstack_features", None) or []
         parts = [made.pooler_output, *deep]
         return torch.stack([_joined(part).to(_HOST) for part in parts])

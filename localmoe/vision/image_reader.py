@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,9 @@ from localmoe.vision.image_file import read_image
 
 PROCESSOR_FILE: Final = "preprocessor_config.json"
 _LAYOUTS, _PATCHES = 1024, 4  # kept: of pictures asked for last
+# what transformers' processor makes of a picture: float32 numbers of its patches, and int64 how many in time,
+# height and width, or where each is
+Patches = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +49,26 @@ class ImageReader:
     """Of one model. Any thread may ask.
 
     Attributes:
-        token_id: of the model's kind.
+        token_id, around: of the model's kind.
     """
 
     def __init__(self, folder: Path, kind: VisionKind, most_tokens: int) -> None:
         """most_tokens: of a picture; a larger one is scaled down.
 
         Raises CheckpointError: the processor's settings are damaged."""
-        self.token_id, self._merge = kind.token_id, kind.merge
-        pixels = most_tokens * (kind.merge * kind.patch) ** 2
+        self.token_id, self.around, self._kind = kind.token_id, kind.around, kind
         try:
             self._processor: Any = transformers.AutoImageProcessor.from_pretrained(
                 folder, backend="pil", trust_remote_code=False
             )
-            size = dict(self._processor.size)
-            self._size = {
-                "shortest_edge": min(int(size["shortest_edge"]), pixels),
-                "longest_edge": min(int(size["longest_edge"]), pixels),
-            }
+            self._options = _options(self._processor, kind, most_tokens)
         except Exception as error:  # settings may make any line of transformers fail
             raise CheckpointError(
                 f"{folder / PROCESSOR_FILE} cannot be used ({sentence_of(error)}): download the model again."
             ) from error
         self._lock = threading.Lock()
         self._layouts: OrderedDict[bytes, ImageLayout] = OrderedDict()
-        self._patches: OrderedDict[bytes, tuple[Tensor, Tensor]] = OrderedDict()
+        self._patches: OrderedDict[bytes, Patches] = OrderedDict()
 
     def count(self, image: Image) -> int:
         """Tokens that it takes. Raises ConfigError: it cannot be read."""
@@ -82,29 +81,44 @@ class ImageReader:
             if digest in self._layouts:
                 self._layouts.move_to_end(digest)
                 return self._layouts[digest]
-        _, grid = self._processed(image, digest)
-        _, height, width = (int(size) for size in grid[0])
-        layout = ImageLayout(digest, height // self._merge, width // self._merge)
+        height, width = _sides(self._processed(image, digest), self._kind)
+        layout = ImageLayout(digest, height // self._kind.merge, width // self._kind.merge)
         with self._lock:
             _keep(self._layouts, digest, layout, _LAYOUTS)
         return layout
 
-    def patches(self, image: Image) -> tuple[Tensor, Tensor]:
-        """Float32 (patches, numbers of one), and int64 (1, 3): how many in time, height and width.
-
-        Raises ConfigError: it cannot be read."""
+    def patches(self, image: Image) -> Patches:
+        """What the encoder is given. Raises ConfigError: it cannot be read."""
         digest = hashlib.sha256(image.data).digest()
         with self._lock:
             found = self._patches.get(digest)
         return found or self._processed(image, digest)
 
-    def _processed(self, image: Image, digest: bytes) -> tuple[Tensor, Tensor]:
-        picture = read_image(image.data)
-        made = self._processor(images=[picture], size=self._size, return_tensors="pt")
-        found = made["pixel_values"], made["image_grid_thw"]
+    def _processed(self, image: Image, digest: bytes) -> Patches:
+        made = self._processor(images=[read_image(image.data)], return_tensors="pt", **self._options)
+        names = ("pixel_values", "image_grid_thw" if self._kind.by_grid else "image_position_ids")
+        found = {name: made[name] for name in names}
         with self._lock:
             _keep(self._patches, digest, found, _PATCHES)
         return found
+
+
+def _options(processor: Any, kind: VisionKind, most_tokens: int) -> dict[str, Any]:
+    """By which pictures have no more tokens than that."""
+    if not kind.by_grid:
+        return {"max_soft_tokens": min(int(processor.max_soft_tokens), kind.most_tokens)}
+    pixels = most_tokens * (kind.merge * kind.patch) ** 2
+    size = dict(processor.size)
+    return {"size": {edge: min(int(size[edge]), pixels) for edge in ("shortest_edge", "longest_edge")}}
+
+
+def _sides(patches: Patches, kind: VisionKind) -> tuple[int, int]:
+    """Height and width in patches."""
+    if kind.by_grid:
+        _, height, width = (int(size) for size in patches["image_grid_thw"][0])
+        return height, width
+    columns, rows = (patches["image_position_ids"][0].amax(dim=0) + 1).tolist()  # of padding -1
+    return int(rows), int(columns)
 
 
 def _keep(held: OrderedDict[bytes, Any], key: bytes, value: object, most: int) -> None:

@@ -12,7 +12,7 @@ import transformers
 from localmoe.core.errors import ConfigError
 from localmoe.core.types import Image
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.model.vision_kinds import CPU_TOKENS, GPU_TOKENS, KINDS, VisionKind, find_kind
+from localmoe.model.vision_kinds import CPU_TOKENS, KINDS, VisionKind, find_kind
 from localmoe.vision.encoder import VisionEncoder
 from localmoe.vision.image_reader import PROCESSOR_FILE, ImageReader
 
@@ -27,7 +27,9 @@ class VisionSource:
 
     def reader(self, device: torch.device) -> ImageReader:
         """For an engine on this device. Raises CheckpointError: the processor's settings are damaged."""
-        most_tokens = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
+        most_tokens = (
+            self.kind.most_tokens if device.type == "cuda" else min(CPU_TOKENS, self.kind.most_tokens)
+        )
         return ImageReader(self.checkpoint.folder, self.kind, most_tokens)
 
     def encoder(self, dtype: torch.dtype) -> VisionEncoder:
@@ -42,6 +44,7 @@ class NoProcessor:
 
     folder: Path
     token_id: int
+    around: tuple[tuple[int, ...], tuple[int, ...]]
 
     def count(self, image: Image) -> int:
         """Raises ConfigError."""
@@ -60,5 +63,5 @@ def find_vision(checkpoint: Checkpoint) -> VisionSource | NoProcessor | None:
     if kind is None:
         return None
     if not (checkpoint.folder / PROCESSOR_FILE).is_file():
-        return NoProcessor(checkpoint.folder, kind.token_id)
+        return NoProcessor(checkpoint.folder, kind.token_id, kind.around)
     return VisionSource(checkpoint, config, kind)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from small_tokenizers import DEMO, byte_level, channels
 from tokenizers import AddedToken
 
-from localmoe.chat.image_parts import as_picture_parts, joined, rewritten
+from localmoe.chat.image_parts import as_picture_parts, joined, rewritten, with_images
 from localmoe.chat.prompt import PromptEncoder, TokenEncoder
 from localmoe.chat.said_text import SaidText
 from localmoe.chat.templates import in_own_form
@@ -41,6 +41,8 @@ QWEN = (
 
 class Tokens:
     """Pictures take as many tokens as they have bytes."""
+
+    around: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
 
     def __init__(self, token_id: int) -> None:
         self.token_id = token_id
@@ -260,3 +262,11 @@ def test_a_raw_prompt_may_name_a_pictures_place(encoder: Any) -> None:
     assert encoder.encode(GenerationRequest(prompt=PAD), 4096) == [
         encoder.tokenizer.convert_tokens_to_ids(PAD)
     ]
+
+
+def test_a_picture_has_around_it_what_its_model_has_there() -> None:
+    """Gemma 4's template writes its place alone."""
+    tokens = Tokens(9)
+    tokens.around = (7, 8), (6,)
+    images = [Image(b"abc"), Image(b"z")]
+    assert with_images([1, 9, 2, 9], images, tokens) == [1, 7, 8, 9, 9, 9, 6, 2, 7, 8, 9, 6]

@@ -10,7 +10,14 @@ import torch
 from support.engines import ask, device_runner_of
 from support.mtp_models import add_mtp_layer
 from support.tiny_models import tiny_model
-from support.vision_models import picture, reference_answer, shown, vision_model, write_vision_model
+from support.vision_models import (
+    READING_ARCHITECTURES,
+    picture,
+    reference_answer,
+    shown,
+    vision_model,
+    write_vision_model,
+)
 
 pytest.importorskip("triton")
 
@@ -26,7 +33,7 @@ from localmoe.model.device_runner import DeviceRunner
 pytestmark = [
     pytest.mark.interpreted, pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 ]  # fmt: skip
-FIRST, SECOND = picture(41, 64, 64), picture(5, 96, 32)
+FIRST, SECOND = picture(41, 64, 64), picture(8, 96, 32)
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +46,16 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_prompt_passes, "WINDOW", 8)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5_moe", "qwen3_vl_moe"])
+@pytest.mark.parametrize("architecture", READING_ARCHITECTURES)
 def test_answers_are_those_of_transformers_whatever_is_drafted(architecture: str, tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 2}
     if architecture == "qwen3_5_moe":
         changes |= {"layer_types": ["linear_attention", "full_attention"]}
+    elif architecture == "gemma4":
+        changes |= {"layer_types": ["sliding_attention", "full_attention"]}
     model = vision_model(architecture, dtype=torch.float16, **changes)
     folder = write_vision_model(tmp_path / "m", model)
-    config = EngineConfig(device="cpu", context=160, draft_length=2)
+    config = EngineConfig(device="cpu", context=256, draft_length=2)
     with Engine.load(str(folder), config) as engine:
         runner = device_runner_of(engine)
         assert runner.images is not None
@@ -57,7 +66,7 @@ def test_answers_are_those_of_transformers_whatever_is_drafted(architecture: str
         # a turn later, a short picture among few tokens
         told += [Message("assistant", answer.text), shown("two", (3, SECOND))]
         later = ask(engine, told, 4)
-        if architecture == "qwen3_vl_moe":  # of the other the prompt's end is too near to go back to
+        if architecture != "qwen3_5_moe":  # whose prompt's end is too near to go back to
             assert later.stats.reused_tokens >= len(answer.prompt)
         assert later.tokens == reference_answer(model, folder, later.prompt, [FIRST, SECOND], 4)
         # and a text without any

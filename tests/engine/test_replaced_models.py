@@ -275,6 +275,9 @@ def test_a_second_load_of_what_cannot_be_packed_has_the_text_side_of_its_own_fil
         class footprint:
             vocab_size = 1
 
+        class compute:
+            device = torch.device("cpu")
+
         def __init__(self, config: EngineConfig) -> None:
             self.source = Source(config)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny_models import tiny_config
-from support.vision_models import READING_ARCHITECTURES, vision_model
+from support.vision_models import BY_GRID, vision_model
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
 
 from localmoe.model.rotary import place_angles, tabulate
@@ -20,7 +20,7 @@ COORDINATES = st.integers(1, CONTEXT).flatmap(
 )
 
 
-@pytest.mark.parametrize("architecture", READING_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", BY_GRID)
 @given(texts=st.lists(st.none() | COORDINATES, min_size=1, max_size=4), first=st.integers(0, CONTEXT - 1))
 def test_angles_are_those_of_a_texts_own_places(
     architecture: str, texts: list[list[tuple[int, int, int]] | None], first: int

@@ -20,8 +20,11 @@ from support.tiny_models import randomised, tiny_config
 from support.tokenizer import VOCAB_SIZE, write_tokenizer
 
 IMAGE_TOKEN = "<image>"
+_GIVEN = ("pixel_values", "image_grid_thw", "image_position_ids")
 IMAGE_TOKEN_ID = VOCAB_SIZE - 1
-READING_ARCHITECTURES = ("qwen3_5_moe", "qwen3_vl_moe")
+BEFORE_ID, BEHIND_ID = VOCAB_SIZE - 2, VOCAB_SIZE - 3  # around a picture of gemma4
+READING_ARCHITECTURES = ("qwen3_5_moe", "qwen3_vl_moe", "gemma4")
+BY_GRID = READING_ARCHITECTURES[:2]
 TEMPLATE = (
     "{{ '<s>' }}{% for m in messages %}{{ '<' + m['role'] + '>' }}"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"
@@ -40,13 +43,25 @@ _PROCESSOR = {
 }  # fmt: skip
 
 
+_POOLING = {
+    "image_processor_type": "Gemma4ImageProcessor", "patch_size": 16, "pooling_kernel_size": 3,
+    "max_soft_tokens": 70, "do_normalize": False, "do_rescale": True, "rescale_factor": 1 / 255,
+}  # fmt: skip
+
+
 def vision_model(architecture: str, *, dtype: torch.dtype = torch.float32, **text: Any) -> Any:
     """transformers' own model with random weights. text: changes of its text part's config."""
     kind, special, eyes = MULTIMODAL.get(architecture, ("qwen3_5_moe_text", dict[str, Any](), _EYES))
-    eyes = {**eyes, "num_position_embeddings": 16}
+    around: dict[str, int] = {}
+    if architecture == "gemma4":
+        eyes = {**eyes, "patch_size": 16, "pooling_kernel_size": 3}
+        special = {**special, "use_bidirectional_attention": "vision"}
+        around = {"boi_token_id": BEFORE_ID, "eoi_token_id": BEHIND_ID}
+    else:
+        eyes = {**eyes, "num_position_embeddings": 16}
     of_text = tiny_config(kind, **{**special, "max_position_embeddings": 1024, **text}).to_dict()
     config = transformers.AutoConfig.for_model(
-        architecture, text_config=of_text, vision_config=eyes, image_token_id=IMAGE_TOKEN_ID
+        architecture, text_config=of_text, vision_config=eyes, image_token_id=IMAGE_TOKEN_ID, **around
     )
     torch.manual_seed(0)
     return randomised(transformers.AutoModelForImageTextToText.from_config(config).eval(), dtype)
@@ -56,7 +71,8 @@ def write_vision_model(folder: Path, model: Any) -> Path:
     """A complete model folder."""
     model.save_pretrained(folder)
     write_tokenizer(folder, chat_template=TEMPLATE, more_special=(IMAGE_TOKEN,))
-    (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+    settings = _POOLING if model.config.model_type == "gemma4" else _PROCESSOR
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -74,18 +90,18 @@ def shown(text: str, *images: tuple[int, bytes]) -> Message:
 
 
 def reference_answer(
-    model: Any, folder: Path, prompt: Sequence[int], pictures: Sequence[bytes], num_tokens: int, **size: int
+    model: Any, folder: Path, prompt: Sequence[int], pictures: Sequence[bytes], num_tokens: int
 ) -> list[int]:
     """What transformers' own greedy `generate` adds to a prompt whose pictures have their tokens already."""
-    processor = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     images = [PIL.Image.open(io.BytesIO(data)).convert("RGB") for data in pictures]
-    made = processor(images=images, return_tensors="pt", **({"size": size} if size else {}))
+    made = processor(images=images, return_tensors="pt")
+    given = {name: made[name] for name in _GIVEN if name in made}
     ids = torch.tensor([list(prompt)])
     with torch.inference_mode():
         out = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens,
-            mm_token_type_ids=(ids == IMAGE_TOKEN_ID).int(), pixel_values=made["pixel_values"],
-            image_grid_thw=made["image_grid_thw"],
+            mm_token_type_ids=(ids == IMAGE_TOKEN_ID).int(), **given,
         )  # fmt: skip
     answer: list[int] = out[0, len(prompt) :].tolist()
     return answer

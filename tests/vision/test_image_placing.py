@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vision_models import IMAGE_TOKEN_ID, READING_ARCHITECTURES, vision_model
+from support.vision_models import BY_GRID, IMAGE_TOKEN_ID, vision_model
 
 from localmoe.vision.image_reader import ImageLayout
 from localmoe.vision.placing import coordinates, place_images, told_apart
 
-MODELS = {name: vision_model(name).model for name in READING_ARCHITECTURES}
+MODELS = {name: vision_model(name).model for name in BY_GRID}
 LAYOUTS = st.builds(
     ImageLayout, st.binary(min_size=32, max_size=32), height=st.integers(1, 7), width=st.integers(1, 7)
 )
@@ -27,7 +27,7 @@ def prompt_of(pieces: list[tuple[int, ImageLayout]]) -> list[int]:
     return [*ids, 20, 21]
 
 
-@pytest.mark.parametrize("architecture", READING_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", BY_GRID)
 @given(pieces=PIECES)
 def test_places_are_those_of_transformers(architecture: str, pieces: list[tuple[int, ImageLayout]]) -> None:
     prompt, layouts = prompt_of(pieces), [layout for _, layout in pieces]

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.vision_models import READING_ARCHITECTURES, picture, vision_model, write_vision_model
+from support.vision_models import BY_GRID, READING_ARCHITECTURES, picture, vision_model, write_vision_model
 
 from localmoe.core.errors import CheckpointError
 from localmoe.core.types import Image
@@ -39,14 +39,13 @@ def source_of(folder: Path) -> VisionSource:
 @pytest.mark.parametrize("size", [(64, 64), (224, 96)])
 def test_it_makes_of_a_picture_what_transformers_does(reading: Reading, size: tuple[int, int]) -> None:
     model, folder = reading
-    source, image = source_of(folder), Image(picture(7, *size))
-    patches, grid = source.reader(CPU).patches(image)
+    source, image, reader = source_of(folder), Image(picture(7, *size)), source_of(folder).reader(CPU)
     encoder = source.encoder(torch.float32)
     encoder.read()
-    found = encoder.encode(patches, grid, CPU)
+    found = encoder.encode(reader.patches(image), CPU)
     with torch.inference_mode():
-        wanted = model.model.get_image_features(patches, grid, return_dict=True)
-    assert found.shape == (1 + source.kind.depth, size[0] * size[1] // 32**2, 128)
+        wanted = model.model.get_image_features(**reader.patches(image), return_dict=True)
+    assert found.shape == (1 + source.kind.depth, reader.count(image), 128)
     assert torch.equal(found[0], torch.cat(wanted.pooler_output))
     for index in range(source.kind.depth):
         assert torch.equal(found[1 + index], torch.cat(wanted.deepstack_features[index]))
@@ -55,7 +54,9 @@ def test_it_makes_of_a_picture_what_transformers_does(reading: Reading, size: tu
 def test_it_has_the_encoders_weights_alone(reading: Reading) -> None:
     model, folder = reading
     encoder = source_of(folder).encoder(torch.float32)
-    assert encoder.num_bytes == sum(4 * one.numel() for one in model.model.visual.parameters())
+    parts = [getattr(model.model, name, None) for name in ("visual", "vision_tower", "embed_vision")]
+    own = [one for part in parts if part is not None for one in part.parameters()]
+    assert encoder.num_bytes == sum(4 * one.numel() for one in own)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_damaged_weights_are_refused(reading: Reading, damage: str, sentence: st
     folder = write_vision_model(tmp_path / "m", reading[0])
     file = folder / "model.safetensors"
     stored = load_file(file)
-    name = next(name for name in stored if name.endswith("blocks.0.mlp.linear_fc1.weight"))
+    name = next(name for name in stored if "vis" in name and ".0.mlp." in name and name.endswith("weight"))
     if damage == "missing":
         del stored[name]
     else:
@@ -77,6 +78,7 @@ def test_damaged_weights_are_refused(reading: Reading, damage: str, sentence: st
         encoder.read()
 
 
+@pytest.mark.parametrize("reading", BY_GRID, indirect=True)
 def test_streamed_weights_are_where_they_compute_and_go_back(reading: Reading) -> None:
     """From one device to another one: here to one that keeps no numbers."""
     model, meta = reading[0].model.visual, torch.device("meta")
@@ -97,6 +99,7 @@ def test_streamed_weights_are_where_they_compute_and_go_back(reading: Reading) -
     assert not model.pos_embed.weight.is_meta
 
 
+@pytest.mark.parametrize("reading", BY_GRID, indirect=True)
 @pytest.mark.parametrize(("device", "most"), [("cpu", 384), ("cuda", 1024)])
 def test_a_large_picture_is_scaled_down_and_a_small_one_up(reading: Reading, device: str, most: int) -> None:
     reader = source_of(reading[1]).reader(torch.device(device))
@@ -108,10 +111,19 @@ def test_a_large_picture_is_scaled_down_and_a_small_one_up(reading: Reading, dev
 
 def test_the_processor_makes_the_patches_of_transformers_own(reading: Reading) -> None:
     data = picture(3, 320, 160)
-    patches, grid = source_of(reading[1]).reader(CPU).patches(Image(data))
-    own = transformers.Qwen2VLImageProcessorPil.from_pretrained(reading[1])
+    patches = source_of(reading[1]).reader(CPU).patches(Image(data))
+    own = transformers.AutoImageProcessor.from_pretrained(reading[1], backend="pil")
     wanted = own(images=[PIL.Image.open(io.BytesIO(data))], return_tensors="pt")
-    assert torch.equal(patches, wanted["pixel_values"]) and torch.equal(grid, wanted["image_grid_thw"])
+    assert len(patches) == 2 and all(torch.equal(one, wanted[name]) for name, one in patches.items())
+
+
+def test_gemmas_pictures_have_as_many_tokens_as_it_says(tmp_path: Path) -> None:
+    reader = source_of(write_vision_model(tmp_path / "m", vision_model("gemma4"))).reader(CPU)
+    for size in ((20, 20), (300, 100), (1600, 1200)):
+        image = Image(picture(1, *size))
+        layout, patches = reader.layout(image), reader.patches(image)
+        there = int((patches["image_position_ids"] >= 0).all(dim=-1).sum())
+        assert 9 * layout.tokens == there and 40 < layout.tokens <= 70
 
 
 def test_kept_features_are_those_used_last() -> None:
