@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from localmoe.core.types import ModelFootprint
 
-IMAGE_BYTES = {"qwen3.5-35b-a3b": 301_989_888}  # see ModelFootprint.image_bytes
+# see ModelFootprint.image_bytes
+IMAGE_BYTES = {"qwen3.5-35b-a3b": 335_544_320, "gemma-4-26b-a4b": 219_348_992}
 
 
 def as_published(shape: str, footprint: ModelFootprint) -> ModelFootprint:
