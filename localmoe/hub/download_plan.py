@@ -17,7 +17,7 @@ _TEXT_FILES = frozenset(
         CONFIG_NAME, INDEX_NAME, "generation_config.json", "tokenizer.json", "tokenizer_config.json",
         "tokenizer.model", "tiktoken.model", "spiece.model", "special_tokens_map.json", "added_tokens.json",
         "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
-        "preprocessor_config.json",
+        "preprocessor_config.json", "processor_config.json",
     }
 )  # fmt: skip
 # the same weights once more in their makers' own layout, which transformers does not read

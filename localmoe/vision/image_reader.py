@@ -16,10 +16,11 @@ from torch import Tensor
 
 from localmoe.core.errors import CheckpointError, sentence_of
 from localmoe.core.types import Image
+from localmoe.hub.weight_files import read_json_object
 from localmoe.model.vision_kinds import VisionKind
 from localmoe.vision.image_file import read_image
 
-PROCESSOR_FILE: Final = "preprocessor_config.json"
+PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 _LAYOUTS, _PATCHES = 1024, 4  # kept: of pictures asked for last
 # what transformers' processor makes of a picture: float32 numbers of its patches, and int64 how many in time,
 # height and width, or where each is
@@ -63,8 +64,9 @@ class ImageReader:
             )
             self._options = _options(self._processor, kind, most_tokens)
         except Exception as error:  # settings may make any line of transformers fail
+            what = settings_file(folder) or folder
             raise CheckpointError(
-                f"{folder / PROCESSOR_FILE} cannot be used ({sentence_of(error)}): download the model again."
+                f"{what} cannot be used ({sentence_of(error)}): download the model again."
             ) from error
         self._lock = threading.Lock()
         self._layouts: OrderedDict[bytes, ImageLayout] = OrderedDict()
@@ -101,6 +103,19 @@ class ImageReader:
         with self._lock:
             _keep(self._patches, digest, found, _PATCHES)
         return found
+
+
+def settings_file(folder: Path) -> Path | None:
+    """How pictures are processed: a file of its own, or a part of what says it of all that the model takes.
+    None: neither is there.
+
+    Raises:
+        CheckpointError: the latter is no JSON.
+    """
+    own, whole = (folder / name for name in PROCESSOR_FILES)
+    if own.is_file():
+        return own
+    return whole if whole.is_file() and "image_processor" in read_json_object(whole) else None
 
 
 def _options(processor: Any, kind: VisionKind, most_tokens: int) -> dict[str, Any]:

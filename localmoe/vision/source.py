@@ -14,7 +14,7 @@ from localmoe.core.types import Image
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.vision_kinds import CPU_TOKENS, KINDS, VisionKind, find_kind
 from localmoe.vision.encoder import VisionEncoder
-from localmoe.vision.image_reader import PROCESSOR_FILE, ImageReader
+from localmoe.vision.image_reader import PROCESSOR_FILES, ImageReader, settings_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class NoProcessor:
     def count(self, image: Image) -> int:
         """Raises ConfigError."""
         raise ConfigError(
-            f"The model reads pictures by {PROCESSOR_FILE}, which is missing from {self.folder}: download "
-            "the model again, which fetches what is missing, or ask without pictures."
+            f"How the model reads pictures is said by {' or '.join(PROCESSOR_FILES)}, and {self.folder} has "
+            "neither: `localmoe pull` fetches what is missing of a model; or ask without pictures."
         )
 
 
@@ -62,6 +62,6 @@ def find_vision(checkpoint: Checkpoint) -> VisionSource | NoProcessor | None:
     kind = find_kind(config)
     if kind is None:
         return None
-    if not (checkpoint.folder / PROCESSOR_FILE).is_file():
+    if settings_file(checkpoint.folder) is None:
         return NoProcessor(checkpoint.folder, kind.token_id, kind.around)
     return VisionSource(checkpoint, config, kind)

@@ -247,10 +247,12 @@ def test_a_disk_too_small_is_refused_with_the_numbers_minus_what_is_here(
 
 def test_a_file_that_an_earlier_version_left_out_is_fetched_alone(hub: HubServer) -> None:
     """As how pictures are read, which a model has that was downloaded before."""
-    name = "preprocessor_config.json"
-    hub.commit(REPO, {**small_model(), name: b'{"patch_size": 16}'})
+    names = "preprocessor_config.json", "processor_config.json"
+    hub.commit(REPO, {**small_model(), **dict.fromkeys(names, b'{"patch_size": 16}')})
     folder = pull()
-    (folder / name).unlink()
+    for name in names:
+        (folder / name).unlink()
     sent = file_bytes_sent(hub)
-    assert pull() == folder and (folder / name).read_bytes() == b'{"patch_size": 16}'
+    assert pull() == folder
+    assert all((folder / name).read_bytes() == b'{"patch_size": 16}' for name in names)
     assert file_bytes_sent(hub) - sent < 1000

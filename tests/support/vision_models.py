@@ -71,8 +71,11 @@ def write_vision_model(folder: Path, model: Any) -> Path:
     """A complete model folder."""
     model.save_pretrained(folder)
     write_tokenizer(folder, chat_template=TEMPLATE, more_special=(IMAGE_TOKEN,))
-    settings = _POOLING if model.config.model_type == "gemma4" else _PROCESSOR
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    if model.config.model_type == "gemma4":
+        settings = {"processor_class": "Gemma4Processor", "image_processor": _POOLING}
+        (folder / "processor_config.json").write_text(json.dumps(settings))
+    else:
+        (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
     return folder
 
 
