@@ -178,7 +178,7 @@ class Engine(AbstractContextManager["Engine"]):
             parts.passes.synthetic.begin(self._answers)
         self._answers += 1
         on_cpu = allow_cpu(parts, not request.strict)
-        counters.reused_tokens = self._session.begin(request, prompt, exact=not on_cpu)
+        counters.reused_tokens = self._session.begin(request, prompt, stop, exact=not on_cpu)
         stepper = make_stepper(parts, request, self.config, governor, sampler, self._end_tokens, stop, prompt)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = min(self.plan.context - len(prompt), request.max_new_tokens or self.plan.context)

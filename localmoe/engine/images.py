@@ -3,6 +3,7 @@ no pass."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
@@ -50,13 +51,14 @@ class EngineImages:
         self._placed = place_images(prompt, self._reader.token_id, layouts)
         return told_apart(prompt, self._placed) if self._placed else prompt
 
-    def read(self, length: int, held: int) -> None:
+    def read(self, length: int, held: int, stop: threading.Event | None) -> None:
         """Before the prompt's first pass: tell the passes of its pictures, and read those whose tokens are to
         run.
 
         Args:
             length: of the prompt.
             held: tokens of it that the sequence state has.
+            stop: ends it after the picture at hand; no pass may run then.
 
         Raises:
             HardwareError: RAM does not suffice for the encoder.
@@ -69,6 +71,8 @@ class EngineImages:
         placed = []
         for left, (one, image) in zip(range(len(needed), 0, -1), needed, strict=True):
             counters.unread_images = left
+            if stop is not None and stop.is_set():
+                return
             placed.append(PlacedRows(one.start, self._features(one, image)))
         counters.unread_images = 0
         turned = self._placed and self._source.kind.by_grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from localmoe.chat.prompt import Encoder
@@ -25,14 +26,21 @@ class EngineSession:
         self.text = Session(state, cache)
         self._images = EngineImages.of_engine(parts, encoder.images)
 
-    def begin(self, request: GenerationRequest, prompt: Sequence[int], *, exact: bool) -> int:
-        """See Session.begin; pictures that the passes need are read.
+    def begin(
+        self,
+        request: GenerationRequest,
+        prompt: Sequence[int],
+        stop: threading.Event | None,
+        *,
+        exact: bool,
+    ) -> int:
+        """See Session.begin; pictures that the passes need are read, unless `stop` is set.
 
         Raises as EngineImages.read."""
         if self._images is None:
             return self.text.begin(prompt, exact=exact)
         held = self.text.begin(self._images.begin(request, prompt), exact=exact)
-        self._images.read(len(prompt), held)
+        self._images.read(len(prompt), held, stop)
         return held
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
     if device == _HOST:
         yield
         return
-    handles, whole = [], []
+    handles, movers, whole = [], [], []
     for module in model.modules():
         own = [*module._parameters.values(), *module._buffers.values()]
         if all(one is None for one in own):
@@ -141,15 +141,18 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
         if isinstance(module, nn.Embedding) or next(module.children(), None) is not None:
             whole.append((module, _bring(module, device)))
             continue
-        mover = _Mover(device)
+        movers.append(_Mover(module, device))
         handles += [
-            module.register_forward_pre_hook(mover.bring), module.register_forward_hook(mover.take_back)
-        ]  # fmt: skip
+            module.register_forward_pre_hook(movers[-1].bring),
+            module.register_forward_hook(movers[-1].take_back),
+        ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        for mover in movers:
+            mover.take_back()  # of a module in which the pass ended
         for module, held in whole:
             _put_back(module, held)
 
@@ -157,16 +160,17 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
 class _Mover:
     """A module's weights, there and back."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._held: _Held = ({}, {})
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+        self._held: _Held | None = None
 
-    def bring(self, module: nn.Module, args: object) -> None:
-        self._held = _bring(module, self._device)
+    def bring(self, *hooked: object) -> None:
+        self._held = _bring(self._module, self._device)
 
-    def take_back(self, module: nn.Module, args: object, output: object) -> None:
-        _put_back(module, self._held)
-        self._held = ({}, {})
+    def take_back(self, *hooked: object) -> None:
+        if self._held is not None:
+            _put_back(self._module, self._held)
+        self._held = None
 
 
 _Held = tuple[dict[str, "nn.Parameter | None"], dict[str, "Tensor | None"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,17 @@ def test_who_waits_is_told_of_pictures_that_are_to_be_read(
         answer = ask(engine, [shown("two", (0, ONE), (3, WIDE))], 2)
         count = len(answer.prompt)
         assert told == [PromptState(count, 0, 0, images=2), PromptState(count, 0, 0, images=1)]
+
+
+def test_stop_ends_the_reading_of_pictures(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loaded(reading[1]) as engine:
+        stop, read = threading.Event(), []
+        monkeypatch.setattr(images, "log_image", lambda *what: (read.append(what), stop.set()))
+        told = (shown("two", (0, ONE), (3, WIDE)),)
+        events = list(engine.stream(GenerationRequest(messages=told, max_new_tokens=4), stop))
+        assert [event.finish_reason for event in events] == ["cancelled"] and len(read) == 1
+        assert not engine.live.prompt()
+        assert is_right(reading, list(told), ask(engine, list(told), 4)) and len(read) == 2
 
 
 def test_what_is_no_picture_or_does_not_fit_is_refused_and_nothing_is_lost(reading: Reading) -> None:
