@@ -96,6 +96,8 @@ class EngineImages:
     def close(self) -> None:
         """Let go of what passes were told, whoever still refers to them."""
         self._rows.forget()
+        if self._encoder is not None:
+            self._encoder.close()
         self._encoder = None
 
     def _features(self, placed: PlacedImage, image: Image) -> Tensor:
@@ -117,7 +119,7 @@ class EngineImages:
                     f"Reading a picture takes {format_bytes(needed)} of RAM for the model's vision encoder, "
                     f"and {format_bytes(room)} can be had: close other programs, or ask without pictures."
                 )
-            encoder.read()
+            encoder.read(pin=self._device.type == "cuda")
             self._encoder = encoder
         if self._device.type != "cuda":
             return self._encoder.encode(patches, self._device)

@@ -3,6 +3,7 @@ picture and no prompt."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from localmoe.core.errors import CheckpointError, UnsupportedModelError, sentence_of
-from localmoe.hub.checkpoint import Checkpoint
+from localmoe.core.errors import CheckpointError, HardwareError, UnsupportedModelError, sentence_of
+from localmoe.experts.host_memory import PinnedPieces, anonymous_memory
+from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.model.building import one_at_a_time
 from localmoe.model.materialise import rebuild_buffers
 from localmoe.model.parallel_reader import AnyPiece, read_pieces, split_read
@@ -22,7 +24,9 @@ from localmoe.model.text_part import without_text_part
 from localmoe.model.weight_reader import check_kind
 from localmoe.vision.image_reader import Patches
 
+_LOG = logging.getLogger(__name__)
 _HOST = torch.device("cpu")
+_ALIGNED = 64  # bytes
 
 
 class VisionEncoder:
@@ -50,15 +54,28 @@ class VisionEncoder:
                 f"transformers cannot build what reads pictures in {checkpoint.folder}: {sentence_of(error)}"
             ) from error
         self._model.eval()
+        self._pinned = PinnedPieces()
 
-    def read(self) -> None:
-        """Its weights, into RAM.
+    def read(self, *, pin: bool = False) -> None:
+        """Its weights, into RAM. pin: register them with the CUDA driver, so that they come to the GPU at the
+        link's speed; where it refuses, they come slower.
 
         Raises:
+            BudgetError: the system refuses the memory.
             CheckpointError: some are missing, have another shape or cannot be read.
         """
-        _read_weights(self._model, self._checkpoint)
+        memory = _read_weights(self._model, self._checkpoint)
         rebuild_buffers(self._model, _HOST)
+        if pin:
+            try:
+                self._pinned.pin(0, memory)
+            except HardwareError as error:
+                _LOG.warning("the vision encoder's weights are not pinned: %s", error)
+
+    def close(self) -> None:
+        """Give the memory back. It cannot encode any more."""
+        self._pinned.release()
+        self._model.to("meta")
 
     @property
     def num_bytes(self) -> int:
@@ -93,12 +110,13 @@ def _joined(part: Tensor | tuple[Tensor, ...]) -> Tensor:
     return part if isinstance(part, Tensor) else torch.cat(tuple(part))
 
 
-def _read_weights(model: Any, checkpoint: Checkpoint) -> None:
+def _read_weights(model: Any, checkpoint: Checkpoint) -> Tensor:
+    """All of them, uint8 in one piece, of which the model's are views."""
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     wanted: dict[str, Tensor] = model.state_dict()
-    pieces: list[AnyPiece] = []
+    found: dict[str, TensorHeader] = {}
     for header in checkpoint.tensors.values():
         key, _ = rename_source_key(header.name, renamings, converters, model.base_model_prefix, wanted)
         if key not in wanted:
@@ -109,7 +127,20 @@ def _read_weights(model: Any, checkpoint: Checkpoint) -> None:
                 f"Tensor {header.name} in {header.file.name} has shape {list(header.shape)}, the model "
                 f"expects {list(wanted[key].shape)}: config.json and weights do not belong together."
             )
-        tensor = torch.empty(header.shape, dtype=wanted[key].dtype, device=_HOST)
+        found[key] = header
+    absent = wanted.keys() - found.keys()
+    if absent:
+        raise CheckpointError(
+            f"{len(absent)} weights of what reads pictures are missing from {checkpoint.folder}, e.g. "
+            f"{min(absent)}: download the model again."
+        )
+    sizes = {key: -(-wanted[key].nbytes // _ALIGNED) * _ALIGNED for key in found}
+    memory = torch.frombuffer(anonymous_memory(sum(sizes.values())), dtype=torch.uint8)
+    pieces: list[AnyPiece] = []
+    first = 0
+    for key, header in found.items():
+        tensor = memory[first : first + wanted[key].nbytes].view(wanted[key].dtype).view(wanted[key].shape)
+        first += sizes[key]
         path, _, leaf = key.rpartition(".")
         module = model.get_submodule(path)
         if leaf in module._buffers:
@@ -117,13 +148,8 @@ def _read_weights(model: Any, checkpoint: Checkpoint) -> None:
         else:
             module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         pieces += split_read(header, tensor)
-    absent = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if absent:
-        raise CheckpointError(
-            f"{len(absent)} weights of what reads pictures are missing from {checkpoint.folder}, e.g. "
-            f"{min(absent)}: download the model again."
-        )
     read_pieces(pieces, lambda piece: None, None)
+    return memory
 
 
 @contextmanager
