@@ -24,7 +24,7 @@ FORKED = ("forked",) if sys.platform == "linux" else FAKE
 LOOKING = {"LOOK_AT_MACHINE": "1"}
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: str = "condition") -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 15.0, what: str = "condition") -> None:
     """Until the condition holds; fails after the time is up."""
     deadline, pause_s = time.monotonic() + timeout_s, 0.005
     while not condition():

@@ -46,7 +46,13 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_prompt_passes, "WINDOW", 8)
 
 
-@pytest.mark.parametrize("architecture", READING_ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "qwen3_5_moe"))
+        for name in READING_ARCHITECTURES
+    ],
+)
 def test_answers_are_those_of_transformers_whatever_is_drafted(architecture: str, tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 2}
     if architecture == "qwen3_5_moe":
@@ -74,6 +80,7 @@ def test_answers_are_those_of_transformers_whatever_is_drafted(architecture: str
         assert plain.tokens == ask(engine, [shown("none")], 4, draft_length=0).tokens
 
 
+@pytest.mark.slow
 def test_a_layer_of_the_models_own_drafts_behind_pictures(tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     model = vision_model("qwen3_5_moe", dtype=torch.float16, **changes)

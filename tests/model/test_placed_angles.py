@@ -3,6 +3,8 @@ transformers' own."""
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbed
 from localmoe.model.rotary import place_angles, tabulate
 
 CONTEXT = 24
+OWN = {name: vision_model(name).model.language_model.rotary_emb for name in BY_GRID}
 COORDINATES = st.integers(1, CONTEXT).flatmap(
     lambda count: st.lists(st.tuples(*[st.integers(0, CONTEXT - 1)] * 3), min_size=count, max_size=count)
 )
@@ -25,8 +28,7 @@ COORDINATES = st.integers(1, CONTEXT).flatmap(
 def test_angles_are_those_of_a_texts_own_places(
     architecture: str, texts: list[list[tuple[int, int, int]] | None], first: int
 ) -> None:
-    own = vision_model(architecture).model.language_model.rotary_emb
-    made = vision_model(architecture).model.language_model.rotary_emb
+    own, made = OWN[architecture], copy.deepcopy(OWN[architecture])
     tabulate(made, CONTEXT, torch.float32)
     x = torch.zeros(1, 1, 8)
     for index, text in enumerate(texts):  # one after the other: tables change where they lie
