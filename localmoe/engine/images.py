@@ -69,12 +69,16 @@ class EngineImages:
         needed = [(one, image) for one, image in pairs if one.end > held]
         counters = self._runner.passes.counters
         placed = []
-        for left, (one, image) in zip(range(len(needed), 0, -1), needed, strict=True):
-            counters.unread_images = left
-            if stop is not None and stop.is_set():
-                return
-            placed.append(PlacedRows(one.start, self._features(one, image)))
-        counters.unread_images = 0
+        try:
+            for left, (one, image) in zip(range(len(needed), 0, -1), needed, strict=True):
+                counters.unread_images = left
+                if stop is not None and stop.is_set():
+                    return
+                placed.append(PlacedRows(one.start, self._features(one, image)))
+            counters.unread_images = 0
+        except BaseException:
+            counters.ended = True  # nobody waits for the prompt any more
+            raise
         turned = self._placed and self._source.kind.by_grid
         self._rows.begin(placed, coordinates(self._placed, length) if turned else None)
 

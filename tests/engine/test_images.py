@@ -200,6 +200,7 @@ def test_an_encoder_that_cannot_be_read_leaves_texts_to_be_answered(
             patch.setattr(images, "ram_bytes", lambda: (1 << 30, 1 << 20))
             with pytest.raises(HardwareError, match="of RAM for the model's vision encoder"):
                 ask(engine, [shown("one", (0, ONE))], 4)
+            assert engine.live.prompt() is None
         told = [shown("one", (0, ONE))]
         assert is_right(reading, told, ask(engine, told, 4))
 
