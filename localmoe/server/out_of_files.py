@@ -21,6 +21,8 @@ class _Seldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ValueError) and "_start_serving" in record.getMessage():
+            return False  # asyncio was to try again, and the server has closed that socket since
         if not isinstance(error, OSError) or error.errno not in _FULL or "accept" not in record.getMessage():
             return True
         now = time.monotonic()

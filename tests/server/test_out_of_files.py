@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import time
 
 import httpx
 import pytest
+
+from localmoe.server.out_of_files import say_it_seldom
 
 SERVER = """
 import os, resource, socket
@@ -50,3 +53,16 @@ def test_it_says_so_once_and_answers_when_others_are_closed() -> None:
         said = process.communicate(timeout=20)[1]
         end.cancel()
     assert said.count("\n") == 1 and "`ulimit -n`" in said, said
+
+
+def test_a_server_that_ends_meanwhile_says_nothing_of_sockets_that_it_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    say_it_seldom()
+    log = logging.getLogger("asyncio")
+    for callback in ("BaseSelectorEventLoop._start_serving(...)", "something_else()"):
+        try:
+            raise ValueError("Invalid file descriptor: -1")
+        except ValueError:
+            log.exception("Exception in callback %s", callback)
+    assert [record.getMessage() for record in caplog.records] == ["Exception in callback something_else()"]
