@@ -25,7 +25,7 @@ from localmoe.model.rotary import tabulate_all
 from localmoe.vision.encoder import VisionEncoder
 from localmoe.vision.features import KeptFeatures
 from localmoe.vision.image_reader import ImageReader, Patches
-from localmoe.vision.placing import PlacedImage, coordinates, place_images, told_apart
+from localmoe.vision.placing import ImageNumbers, PlacedImage, coordinates, place_images
 from localmoe.vision.source import VisionSource
 
 
@@ -40,7 +40,7 @@ class EngineImages:
         self._source, self._reader, self._runner, self._rows = source, reader, runner, rows
         self._device, self._dtype = device, dtype
         self._encoder: VisionEncoder | None = None  # its weights come with the first picture
-        self._kept = KeptFeatures()
+        self._kept, self._numbers = KeptFeatures(), ImageNumbers()
         self._placed: tuple[PlacedImage, ...] = ()
         self._images: tuple[Image, ...] = ()
 
@@ -49,7 +49,7 @@ class EngineImages:
         self._images = images_of(request.messages)
         layouts = [self._reader.layout(image) for image in self._images]
         self._placed = place_images(prompt, self._reader.token_id, layouts)
-        return told_apart(prompt, self._placed) if self._placed else prompt
+        return self._numbers.told_apart(prompt, self._placed) if self._placed else prompt
 
     def read(self, length: int, held: int, stop: threading.Event | None) -> None:
         """Before the prompt's first pass: tell the passes of its pictures, and read those whose tokens are to

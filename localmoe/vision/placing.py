@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from localmoe.vision.image_reader import ImageLayout
 
-_MARK, _ROW_BITS = 1 << 62, 20  # such numbers are no token's; rows of a picture in the last bits
+_FIRST = 1 << 40  # beyond any vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,23 @@ def place_images(
     return tuple(found)
 
 
-def told_apart(prompt: Sequence[int], images: Sequence[PlacedImage]) -> list[int]:
-    """The prompt with numbers in the place of pictures' tokens that no other picture has."""
-    ids = list(prompt)
-    for image in images:
-        first = _MARK | (int.from_bytes(image.layout.digest[:5]) << _ROW_BITS)
-        ids[image.start : image.end] = range(first, first + image.layout.tokens)
-    return ids
+class ImageNumbers:
+    """Numbers of pictures' tokens that no other picture has, and no token of a vocabulary."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST
+        self._given: dict[ImageLayout, int] = {}  # with whole digests: parts can be made to be alike
+
+    def told_apart(self, prompt: Sequence[int], images: Sequence[PlacedImage]) -> list[int]:
+        """The prompt with these numbers in the place of pictures' tokens."""
+        ids = list(prompt)
+        for image in images:
+            if image.layout not in self._given:
+                self._given[image.layout] = self._next
+                self._next += image.layout.tokens
+            first = self._given[image.layout]
+            ids[image.start : image.end] = range(first, first + image.layout.tokens)
+        return ids
 
 
 def coordinates(images: Sequence[PlacedImage], length: int) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.vision_models import BY_GRID, IMAGE_TOKEN_ID, vision_model
 
 from localmoe.vision.image_reader import ImageLayout
-from localmoe.vision.placing import coordinates, place_images, told_apart
+from localmoe.vision.placing import ImageNumbers, coordinates, place_images
 
 MODELS = {name: vision_model(name).model for name in BY_GRID}
 LAYOUTS = st.builds(
@@ -42,22 +42,29 @@ def test_places_are_those_of_transformers(architecture: str, pieces: list[tuple[
     assert found.max() + 1 == len(prompt) + int(delta)
 
 
-@given(pieces=PIECES, other=st.binary(min_size=32, max_size=32))
+@given(pieces=PIECES, other=st.binary(min_size=1, max_size=32))
 def test_texts_with_other_pictures_are_told_apart(
     pieces: list[tuple[int, ImageLayout]], other: bytes
 ) -> None:
+    """However alike their hashes are."""
     prompt, layouts = prompt_of(pieces), [layout for _, layout in pieces]
-    ids = told_apart(prompt, place_images(prompt, IMAGE_TOKEN_ID, layouts))
+    placed, numbers = place_images(prompt, IMAGE_TOKEN_ID, layouts), ImageNumbers()
+    ids = numbers.told_apart(prompt, placed)
     assert len(ids) == len(prompt) and np.array(ids, dtype=np.int64).tolist() == ids
     words = [token for token in prompt if token != IMAGE_TOKEN_ID]
     assert [token for token in ids if token < 1 << 40] == words  # no picture's number is a token's
     for index, layout in enumerate(layouts):
+        digest = layout.digest[: -len(other)] + other
         changed = [*layouts]
-        changed[index] = ImageLayout(other, layout.height, layout.width)
-        anew = told_apart(prompt, place_images(prompt, IMAGE_TOKEN_ID, changed))
-        start = place_images(prompt, IMAGE_TOKEN_ID, layouts)[index].start
-        assert anew[:start] == ids[:start]
-        assert (anew == ids) == (other[:5] == layout.digest[:5])
+        changed[index] = ImageLayout(digest, layout.height, layout.width)
+        anew = numbers.told_apart(prompt, place_images(prompt, IMAGE_TOKEN_ID, changed))
+        start, end = placed[index].start, placed[index].end
+        assert anew[:start] == ids[:start] and anew[end:] == ids[end:]
+        if digest == layout.digest:
+            assert anew == ids
+        elif changed[index] not in layouts:
+            assert not set(anew[start:end]) & set(ids)
+    assert numbers.told_apart(prompt, placed) == ids
 
 
 def test_pictures_without_a_word_between_them_are_split_by_their_sizes() -> None:
