@@ -97,11 +97,8 @@ class ImageRows:
 
     @contextmanager
     def of_pass(self, tokens: Sequence[int], start: int, device: torch.device) -> Iterator[list[int]]:
-        """Within, a pass of the text's tokens from `start` on: as numbers, of which those that no vocabulary
-        has name the pictures' rows."""
-        if not self.has_some(start, len(tokens)):
-            yield list(tokens)
-            return
+        """Within, a pass of the text's tokens from `start` on, of which it has_some: as numbers, of which
+        those that no vocabulary has name the pictures' rows."""
         numbers, parts, known = list(tokens), [], self._vocab_size
         for one in self._placed:
             first, end = max(one.start, start), min(one.end, start + len(tokens))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from localmoe.core.errors import ConfigError
 from localmoe.core.types import Image
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.skeleton import read_model_config
 from localmoe.model.vision_kinds import CPU_TOKENS, KINDS, VisionKind, find_kind
 from localmoe.vision.encoder import VisionEncoder
 from localmoe.vision.image_reader import PROCESSOR_FILES, ImageReader, settings_file
@@ -55,10 +55,10 @@ class NoProcessor:
 
 
 def find_vision(checkpoint: Checkpoint) -> VisionSource | NoProcessor | None:
-    """What reads pictures; None where nothing does."""
+    """What reads pictures; None where nothing does. Raises as read_model_config."""
     if checkpoint.config.get("model_type") not in KINDS:
         return None
-    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    config = read_model_config(checkpoint)
     kind = find_kind(config)
     if kind is None:
         return None
