@@ -15,6 +15,7 @@ from localmoe.kernels.activations import detect_activation
 from localmoe.model.expert_module import expert_biases
 from localmoe.model.host_routers import route_with
 from localmoe.model.takeover import attend_with
+from localmoe.model.vision_kinds import find_kind
 from localmoe.prefetch.scheduler import Scheduler
 
 
@@ -27,7 +28,8 @@ def make_in_place(
     Raises:
         HardwareError: their code cannot be compiled here.
     """
-    skeleton = prepared.skeleton
+    skeleton, vision = prepared.skeleton, find_kind(prepared.skeleton.config)
+    of_prompts = max(PREFILL_CHUNK, 0 if vision is None else vision.uncut_tokens)
     activation = detect_activation(skeleton.experts[0].module)
     assert activation is not None, "device_support comes first"
     biases = [expert_biases(experts.module) for experts in skeleton.experts]
@@ -38,7 +40,7 @@ def make_in_place(
 
         lane = CpuLane(
             store, activation, biases,
-            tokens=max(MAX_WINDOW, min(PREFILL_CHUNK, prepared.plan.context)),
+            tokens=max(MAX_WINDOW, min(of_prompts, prepared.plan.context)),
             top_k=skeleton.experts_per_token, threads=config.cpu_threads or torch.get_num_threads(),
             pinned=False, dtype=prepared.compute.dtype, caller_works=True,
         )  # fmt: skip

@@ -47,6 +47,11 @@ class VisionKind:
     sees_whole: bool
 
     @property
+    def uncut_tokens(self) -> int:
+        """Of the longest picture that a pass has to take whole; 0: passes may end within each."""
+        return self.most_tokens if self.sees_whole else 0
+
+    @property
     def image_bytes(self) -> int:
         """What reading the largest picture takes beside weights in RAM."""
         return self.most_tokens * self.merge**2 * self.hidden_size * _PATCH_BYTES + _FURTHER_BYTES
