@@ -19,6 +19,7 @@ from localmoe.engine.loading import EngineParts, Runner
 from localmoe.engine.log_lines import log_image
 from localmoe.hardware.cpu import ram_bytes
 from localmoe.hardware.host_room import texts_room
+from localmoe.hardware.needs import kv_positions
 from localmoe.model.draft_model import DraftModel
 from localmoe.model.image_rows import ImageRows, PlacedRows
 from localmoe.model.rotary import tabulate_all
@@ -91,8 +92,9 @@ class EngineImages:
         model, drafter = parts.prepared.skeleton.model, None if parts.other is None else parts.other.model
         beside = [] if drafter is None or isinstance(drafter, DraftModel) else [drafter.module]
         if source.kind.by_grid and not compute.whole_passes:
+            positions = kv_positions(parts.prepared.plan.context)  # of rows that pad a pass too
             for module in (model, *beside):
-                tabulate_all(module, parts.prepared.plan.context, compute.dtype)
+                tabulate_all(module, positions, compute.dtype)
         rows = ImageRows(model, source.kind.depth, beside, whole=source.kind.sees_whole)
         parts.runner.images = rows
         return cls(source, reader, parts.runner, rows, compute.device, compute.dtype)

@@ -1,4 +1,4 @@
-"""Pictures where a CPU computes: experts where their 16-bit weights lie."""
+"""Pictures where a CPU computes: experts where their 16-bit weights lie, and passes that are padded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from support.engines import ask
+from support.engines import ask, runner_of
 from support.vision_models import (
+    BY_GRID,
     READING_ARCHITECTURES,
     picture,
     reference_answer,
@@ -20,6 +21,7 @@ from support.vision_models import (
 
 from localmoe.core.config import EngineConfig
 from localmoe.engine import Engine
+from localmoe.kernels.rows import RowPadding
 
 
 @pytest.mark.parametrize("architecture", READING_ARCHITECTURES)
@@ -41,3 +43,14 @@ def test_experts_in_place_answer_as_transformers_does_also_about_large_pictures(
         answer = ask(engine, [shown("look", (2, large))], 4)
         assert len(answer.prompt) > 280
         assert answer.tokens == reference_answer(exact, folder, answer.prompt, [large], 4)
+
+
+@pytest.mark.parametrize("architecture", BY_GRID)
+def test_padded_passes_reach_the_contexts_end(architecture: str, tmp_path: Path) -> None:
+    model = vision_model(architecture)
+    folder, seen = write_vision_model(tmp_path / "m", model), picture(1)
+    with Engine.load(str(folder), EngineConfig(device="cpu", context=32, draft_length=0)) as engine:
+        runner_of(engine).passes.rows = RowPadding(8, 16)
+        answer = ask(engine, [shown("x", (0, seen))], 100)
+        assert answer.finish_reason == "length" and len(answer.prompt) + len(answer.tokens) == 32
+        assert answer.tokens == reference_answer(model, folder, answer.prompt, [seen], len(answer.tokens))
