@@ -159,28 +159,26 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
     if device == _HOST:
         yield
         return
-    handles, movers, whole = [], [], []
-    for module in model.modules():
-        own = [*module._parameters.values(), *module._buffers.values()]
-        if all(one is None for one in own):
-            continue
-        if isinstance(module, nn.Embedding) or next(module.children(), None) is not None:
-            whole.append((module, _bring(module, device)))
-            continue
-        movers.append(_Mover(module, device))
-        handles += [
-            module.register_forward_pre_hook(movers[-1].bring),
-            module.register_forward_hook(movers[-1].take_back),
-        ]
+    handles, movers = [], []
     try:
+        for module in model.modules():
+            own = [*module._parameters.values(), *module._buffers.values()]
+            if all(one is None for one in own):
+                continue
+            movers.append(_Mover(module, device))
+            if isinstance(module, nn.Embedding) or next(module.children(), None) is not None:
+                movers[-1].bring()
+                continue
+            handles += [
+                module.register_forward_pre_hook(movers[-1].bring),
+                module.register_forward_hook(movers[-1].take_back),
+            ]
         yield
     finally:
         for handle in handles:
             handle.remove()
         for mover in movers:
-            mover.take_back()  # of a module in which the pass ended
-        for module, held in whole:
-            _put_back(module, held)
+            mover.take_back()  # also of a module in which the pass ended
 
 
 class _Mover:
@@ -203,14 +201,16 @@ _Held = tuple[dict[str, "nn.Parameter | None"], dict[str, "Tensor | None"]]
 
 
 def _bring(module: nn.Module, device: torch.device) -> _Held:
-    """What it had."""
+    """What it had. Where the device has no room for all of it, it has that still."""
     held = dict(module._parameters), dict(module._buffers)
-    for name, parameter in held[0].items():
-        if parameter is not None:
-            module._parameters[name] = nn.Parameter(parameter.to(device), requires_grad=False)
-    for name, buffer in held[1].items():
-        if buffer is not None:
-            module._buffers[name] = buffer.to(device)
+    parameters = {
+        name: nn.Parameter(one.to(device), requires_grad=False)
+        for name, one in held[0].items()
+        if one is not None
+    }
+    buffers = {name: one.to(device) for name, one in held[1].items() if one is not None}
+    module._parameters.update(parameters)
+    module._buffers.update(buffers)
     return held
 
 

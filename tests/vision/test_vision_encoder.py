@@ -101,6 +101,30 @@ def test_streamed_weights_are_where_they_compute_and_go_back(reading: Reading) -
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
 
 
+@pytest.mark.parametrize("reading", BY_GRID[:1], indirect=True)
+@pytest.mark.parametrize("number", range(8))
+def test_weights_go_back_where_the_device_has_no_room_for_one(
+    reading: Reading, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that are there throughout, and of a module's first and last."""
+    model, meta = reading[0].model.visual, torch.device("meta")
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    move, left = torch.Tensor.to, iter([True] * number)
+
+    def full(tensor: torch.Tensor, *args: object) -> torch.Tensor:
+        if not next(left, False):
+            raise torch.OutOfMemoryError("no room")
+        return move(tensor, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", full)
+        with pytest.raises(torch.OutOfMemoryError), streamed(model, meta):
+            model.blocks[0].mlp(torch.zeros(16, 64, device=meta))
+            model.blocks[1].mlp(torch.zeros(16, 64, device=meta))
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
 def _stop(*given: object) -> None:
     raise RuntimeError("stopped")
 
