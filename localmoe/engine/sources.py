@@ -242,9 +242,9 @@ class CheckpointSource:
         return found if isinstance(found, VisionSource) else None
 
     def encoder(self, vocab_size: int, device: torch.device) -> Encoder:
-        """Raises CheckpointError: there is no readable tokenizer, or what reads pictures is damaged."""
+        """Raises CheckpointError: there is no readable tokenizer."""
         found = find_vision(self.checkpoint)
-        images = found.reader(device) if isinstance(found, VisionSource) else found
+        images = found.reader_or_refusal(device) if isinstance(found, VisionSource) else found
         return PromptEncoder(self.model.folder, vocab_size, images=images)
 
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 _GRIDS: Final = frozenset({"qwen3_5_moe", "qwen3_vl_moe"})
 _POOLED: Final = "gemma4"
 KINDS: Final = _GRIDS | {_POOLED}
+_CHANNELS: Final = 3
 # of a picture, by which it is scaled down; where a token stands for 32 x 32 pixels, a million pixels and
 # 393,000, as a CPU takes seconds for that
 GPU_TOKENS: Final = 1024
@@ -28,6 +29,7 @@ class VisionKind:
         around: ids that a prompt has before and behind these.
         merge: patches a side that become one token.
         patch: pixels a side of a patch.
+        patch_numbers: that the encoder is given of one.
         most_tokens: of a picture, on a GPU.
         hidden_size: of the vision encoder.
         depth: decoder layers behind which something of a picture is added (DeepStack).
@@ -40,6 +42,7 @@ class VisionKind:
     around: tuple[tuple[int, ...], tuple[int, ...]]
     merge: int
     patch: int
+    patch_numbers: int
     most_tokens: int
     hidden_size: int
     depth: int
@@ -62,16 +65,25 @@ def find_kind(config: Any) -> VisionKind | None:
     vision = getattr(config, "vision_config", None)
     if config.model_type not in KINDS or vision is None:
         return None
-    if config.model_type == _POOLED:
-        return VisionKind(
-            token_id=int(config.image_token_id),
-            around=((int(config.boi_token_id),), (int(config.eoi_token_id),)),
-            merge=int(vision.pooling_kernel_size), patch=int(vision.patch_size), most_tokens=_POOLED_TOKENS,
-            hidden_size=int(vision.hidden_size), depth=0, by_grid=False,
-            sees_whole=config.get_text_config().use_bidirectional_attention == "vision",
-        )  # fmt: skip
+    return _pooled(config, vision) if config.model_type == _POOLED else _by_grid(config, vision)
+
+
+def _by_grid(config: Any, vision: Any) -> VisionKind:
+    patch = int(vision.patch_size)
     return VisionKind(
         token_id=int(config.image_token_id), around=((), ()), merge=int(vision.spatial_merge_size),
-        patch=int(vision.patch_size), most_tokens=GPU_TOKENS, hidden_size=int(vision.hidden_size),
+        patch=patch, patch_numbers=_CHANNELS * int(vision.temporal_patch_size) * patch**2,
+        most_tokens=GPU_TOKENS, hidden_size=int(vision.hidden_size),
         depth=len(getattr(vision, "deepstack_visual_indexes", None) or ()), by_grid=True, sees_whole=False,
+    )  # fmt: skip
+
+
+def _pooled(config: Any, vision: Any) -> VisionKind:
+    patch = int(vision.patch_size)
+    return VisionKind(
+        token_id=int(config.image_token_id),
+        around=((int(config.boi_token_id),), (int(config.eoi_token_id),)),
+        merge=int(vision.pooling_kernel_size), patch=patch, patch_numbers=_CHANNELS * patch**2,
+        most_tokens=_POOLED_TOKENS, hidden_size=int(vision.hidden_size), depth=0, by_grid=False,
+        sees_whole=config.get_text_config().use_bidirectional_attention == "vision",
     )  # fmt: skip

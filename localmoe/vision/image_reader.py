@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import PIL.Image
 import transformers
 from torch import Tensor
 
-from localmoe.core.errors import CheckpointError, sentence_of
+from localmoe.core.errors import CheckpointError, ConfigError, sentence_of
 from localmoe.core.types import Image
 from localmoe.hub.weight_files import read_json_object
 from localmoe.model.vision_kinds import VisionKind
@@ -22,6 +23,7 @@ from localmoe.vision.image_file import read_image
 
 PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 _LAYOUTS, _PATCHES = 1024, 4  # kept: of pictures asked for last
+_TRIAL = (320, 200)  # pixels
 # what transformers' processor makes of a picture: float32 numbers of its patches, and int64 how many in time,
 # height and width, or where each is
 Patches = Mapping[str, Tensor]
@@ -63,10 +65,12 @@ class ImageReader:
                 folder, backend="pil", trust_remote_code=False
             )
             self._options = _options(self._processor, kind, most_tokens)
+            self._try()
         except Exception as error:  # settings may make any line of transformers fail
             what = settings_file(folder) or folder
             raise CheckpointError(
-                f"{what} cannot be used ({sentence_of(error)}): download the model again."
+                f"{what} cannot be used ({sentence_of(error)}): download the model again, or ask without "
+                "pictures."
             ) from error
         self._lock = threading.Lock()
         self._layouts: OrderedDict[bytes, ImageLayout] = OrderedDict()
@@ -97,34 +101,54 @@ class ImageReader:
         return found or self._processed(image, digest)
 
     def _processed(self, image: Image, digest: bytes) -> Patches:
-        made = self._processor(images=[read_image(image.data)], return_tensors="pt", **self._options)
-        names = ("pixel_values", "image_grid_thw" if self._kind.by_grid else "image_position_ids")
-        found = {name: made[name] for name in names}
+        pixels = read_image(image.data)
+        try:
+            found = self._made(pixels)
+        except Exception as error:  # code of the model's makers may fail in any way on what was never tried
+            raise ConfigError(
+                f"The picture cannot be processed ({sentence_of(error)}): use another one."
+            ) from error
         with self._lock:
             _keep(self._patches, digest, found, _PATCHES)
         return found
 
+    def _made(self, image: PIL.Image.Image) -> Patches:
+        made = self._processor(images=[image], return_tensors="pt", **self._options)
+        names = ("pixel_values", "image_grid_thw" if self._kind.by_grid else "image_position_ids")
+        return {name: made[name] for name in names}
+
+    def _try(self) -> None:
+        """Raises ValueError: what it makes of a picture is not what the model's encoder reads."""
+        kind, pixels = self._kind, self._made(PIL.Image.new("RGB", _TRIAL))["pixel_values"]
+        merge = self._processor.merge_size if kind.by_grid else self._processor.pooling_kernel_size
+        made = self._processor.patch_size, merge, pixels.shape[-1]
+        wanted = kind.patch, kind.merge, kind.patch_numbers
+        if made != wanted:
+            raise ValueError(f"its patches, {made}, are not those of config.json, {wanted}")
+        if not pixels.isfinite().all():
+            raise ValueError("it makes no numbers of pixels")
+
 
 def settings_file(folder: Path) -> Path | None:
-    """How pictures are processed: a file of its own, or a part of what says it of all that the model takes.
-    None: neither is there.
-
-    Raises:
-        CheckpointError: the latter is no JSON.
-    """
+    """How pictures are processed: a file of its own, or a part of what says it of all that the model takes,
+    if that can be read. None: neither is there."""
     own, whole = (folder / name for name in PROCESSOR_FILES)
     if own.is_file():
         return own
-    return whole if whole.is_file() and "image_processor" in read_json_object(whole) else None
+    try:
+        return whole if whole.is_file() and "image_processor" in read_json_object(whole) else None
+    except CheckpointError:
+        return whole  # whoever reads it says so
 
 
 def _options(processor: Any, kind: VisionKind, most_tokens: int) -> dict[str, Any]:
     """By which pictures have no more tokens than that."""
     if not kind.by_grid:
-        return {"max_soft_tokens": min(int(processor.max_soft_tokens), kind.most_tokens)}
+        return {"do_resize": True, "max_soft_tokens": min(int(processor.max_soft_tokens), kind.most_tokens)}
     pixels = most_tokens * (kind.merge * kind.patch) ** 2
     size = dict(processor.size)
-    return {"size": {edge: min(int(size[edge]), pixels) for edge in ("shortest_edge", "longest_edge")}}
+    edges = {edge: min(int(size[edge]), pixels) for edge in ("shortest_edge", "longest_edge")}
+    return {"do_resize": True, "size": edges}
 
 
 def _sides(patches: Patches, kind: VisionKind) -> tuple[int, int]:

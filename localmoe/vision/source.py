@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from localmoe.core.errors import ConfigError
+from localmoe.core.errors import CheckpointError, ConfigError
 from localmoe.core.types import Image
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.skeleton import read_model_config
 from localmoe.model.vision_kinds import CPU_TOKENS, KINDS, VisionKind, find_kind
 from localmoe.vision.encoder import VisionEncoder
 from localmoe.vision.image_reader import PROCESSOR_FILES, ImageReader, settings_file
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,14 @@ class VisionSource:
         )
         return ImageReader(self.checkpoint.folder, self.kind, most_tokens)
 
+    def reader_or_refusal(self, device: torch.device) -> ImageReader | NoProcessor:
+        """The same; where its settings are damaged, what refuses pictures alone."""
+        try:
+            return self.reader(device)
+        except CheckpointError as error:
+            _LOG.warning("pictures are refused: %s", error)
+            return NoProcessor(str(error), self.kind.token_id, self.kind.around)
+
     def encoder(self, dtype: torch.dtype) -> VisionEncoder:
         """Without weights. Raises as VisionEncoder."""
         return VisionEncoder(self.checkpoint, self.config, dtype)
@@ -39,19 +49,16 @@ class VisionSource:
 
 @dataclass(frozen=True, slots=True)
 class NoProcessor:
-    """Stands for the reader of a model that was downloaded without its processor's settings
+    """Stands for the reader of a model whose processor's settings are missing or damaged
     (chat.image_parts.ImageTokens)."""
 
-    folder: Path
+    sentence: str  # for whoever asks with a picture
     token_id: int
     around: tuple[tuple[int, ...], tuple[int, ...]]
 
     def count(self, image: Image) -> int:
         """Raises ConfigError."""
-        raise ConfigError(
-            f"How the model reads pictures is said by {' or '.join(PROCESSOR_FILES)}, and {self.folder} has "
-            "neither: `localmoe pull` fetches what is missing of a model; or ask without pictures."
-        )
+        raise ConfigError(self.sentence)
 
 
 def find_vision(checkpoint: Checkpoint) -> VisionSource | NoProcessor | None:
@@ -63,5 +70,10 @@ def find_vision(checkpoint: Checkpoint) -> VisionSource | NoProcessor | None:
     if kind is None:
         return None
     if settings_file(checkpoint.folder) is None:
-        return NoProcessor(checkpoint.folder, kind.token_id, kind.around)
+        sentence = (
+            f"How the model reads pictures is said by {' or '.join(PROCESSOR_FILES)}, and "
+            f"{checkpoint.folder} has neither: `localmoe pull` fetches what is missing of a model; or ask "
+            "without pictures."
+        )
+        return NoProcessor(sentence, kind.token_id, kind.around)
     return VisionSource(checkpoint, config, kind)

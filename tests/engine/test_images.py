@@ -205,7 +205,7 @@ def test_an_encoder_that_cannot_be_read_leaves_texts_to_be_answered(
         assert is_right(reading, told, ask(engine, told, 4))
 
 
-def test_a_model_without_its_processors_settings_says_what_is_missing(
+def test_a_model_without_its_processors_settings_says_what_is_missing_or_damaged(
     reading: Reading, tmp_path: Path
 ) -> None:
     folder = write_vision_model(tmp_path / "m", reading[0])
@@ -217,8 +217,11 @@ def test_a_model_without_its_processors_settings_says_what_is_missing(
             ask(engine, [shown("one", (0, ONE))], 4)
         assert ask(engine, [shown("text")], 2).tokens
     (folder / "preprocessor_config.json").write_text(json.dumps({"size": "large"}))
-    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json cannot be used"):
-        loaded(folder)
+    with loaded(folder) as engine:
+        assert not engine.info().reads_images
+        with pytest.raises(ConfigError, match=r"preprocessor_config\.json cannot be used .* or ask without"):
+            ask(engine, [shown("one", (0, ONE))], 4)
+        assert ask(engine, [shown("text")], 2).tokens
 
 
 def test_engines_say_whether_they_read_pictures(reading: Reading) -> None:
