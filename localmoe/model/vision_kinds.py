@@ -65,7 +65,13 @@ def find_kind(config: Any) -> VisionKind | None:
     vision = getattr(config, "vision_config", None)
     if config.model_type not in KINDS or vision is None:
         return None
-    return _pooled(config, vision) if config.model_type == _POOLED else _by_grid(config, vision)
+    text = config.get_text_config()
+    kind = _pooled(config, vision) if config.model_type == _POOLED else _by_grid(config, vision)
+    in_vocabulary = all(
+        0 <= one < text.vocab_size for one in (kind.token_id, *kind.around[0], *kind.around[1])
+    )
+    # behind the embedding some look tokens up once more, a picture's too
+    return kind if in_vocabulary and not getattr(text, "hidden_size_per_layer_input", 0) else None
 
 
 def _by_grid(config: Any, vision: Any) -> VisionKind:

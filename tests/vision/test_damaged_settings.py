@@ -101,3 +101,23 @@ def test_a_picture_at_which_the_processor_fails_is_refused(
     monkeypatch.setattr(reader, "_processor", fail)
     with pytest.raises(ConfigError, match=r"The picture cannot be processed .* use another one"):
         reader.count(Image(picture(1)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part", "changes"),
+    [
+        ("qwen3_vl_moe", "", {"image_token_id": -1}),
+        ("qwen3_vl_moe", "", {"image_token_id": 1 << 40}),
+        ("gemma4", "", {"boi_token_id": -1}),
+        (
+            "gemma4",
+            "text_config",
+            {"hidden_size_per_layer_input": 16},
+        ),  # looks tokens up behind the embedding
+    ],
+)
+def test_models_that_see_in_a_way_that_is_not_known_read_none(
+    folders: Folders, tmp_path: Path, architecture: str, part: str, changes: dict[str, Any]
+) -> None:
+    folder = changed(folders[architecture], tmp_path, "config.json", part, changes)
+    assert find_vision(Checkpoint.open(folder)) is None
