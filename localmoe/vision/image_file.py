@@ -6,6 +6,7 @@ import io
 import warnings
 from typing import Final
 
+import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
@@ -55,7 +56,7 @@ def read_image(data: bytes) -> PIL.Image.Image:
     """
     with _opened(data) as image:
         try:
-            upright = PIL.ImageOps.exif_transpose(image)
+            upright = _in_bytes(PIL.ImageOps.exif_transpose(image))
             if not upright.has_transparency_data:
                 return upright.convert("RGB")
             with_alpha = upright.convert("RGBA")
@@ -63,6 +64,13 @@ def read_image(data: bytes) -> PIL.Image.Image:
             raise ConfigError(f"The picture is damaged ({error}): use another file.") from error
     white = PIL.Image.new("RGBA", with_alpha.size, "white")
     return PIL.Image.alpha_composite(white, with_alpha).convert("RGB")
+
+
+def _in_bytes(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Of grey in 16 bits the upper eight; Pillow makes white of all that does not fit into these."""
+    if not image.mode.startswith("I"):
+        return image
+    return PIL.Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 
 
 def _opened(data: bytes) -> PIL.Image.Image:

@@ -41,6 +41,13 @@ def test_it_is_upright_and_on_white() -> None:
     assert read_image(by_palette).getpixel((1, 1)) == (255, 255, 255)
 
 
+def test_grey_of_16_bits_has_all_its_shades() -> None:
+    shades = np.arange(256, dtype=np.uint16).repeat(4).reshape(32, 32)
+    for more in ({}, {"transparency": 65_535}):
+        found = np.asarray(read_image(encoded(PIL.Image.fromarray(shades * 257), "PNG", **more)))
+        assert np.array_equal(found[..., 0], shades) and (found[..., :1] == found).all()
+
+
 def test_of_several_frames_the_first_is_read() -> None:
     red, blue = (PIL.Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
     assert read_image(encoded(red, "GIF", save_all=True, append_images=[blue])).getpixel((1, 1)) == (
