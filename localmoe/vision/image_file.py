@@ -56,7 +56,7 @@ def read_image(data: bytes) -> PIL.Image.Image:
     """
     with _opened(data) as image:
         try:
-            upright = _in_bytes(PIL.ImageOps.exif_transpose(image))
+            upright = _in_bytes(_upright(image))
             if not upright.has_transparency_data:
                 return upright.convert("RGB")
             with_alpha = upright.convert("RGBA")
@@ -64,6 +64,14 @@ def read_image(data: bytes) -> PIL.Image.Image:
             raise ConfigError(f"The picture is damaged ({error}): use another file.") from error
     white = PIL.Image.new("RGBA", with_alpha.size, "white")
     return PIL.Image.alpha_composite(white, with_alpha).convert("RGB")
+
+
+def _upright(image: PIL.Image.Image) -> PIL.Image.Image:
+    image.load()  # what fails here is the picture itself
+    try:
+        return PIL.ImageOps.exif_transpose(image)
+    except Exception:  # how its camera was held is said in a way that cannot be read
+        return image
 
 
 def _in_bytes(image: PIL.Image.Image) -> PIL.Image.Image:

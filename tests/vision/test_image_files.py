@@ -41,6 +41,12 @@ def test_it_is_upright_and_on_white() -> None:
     assert read_image(by_palette).getpixel((1, 1)) == (255, 255, 255)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_one_whose_camera_cannot_be_read_is_taken_as_it_is(kind: str) -> None:
+    data = encoded(PIL.Image.new("RGB", (30, 20), "blue"), kind, exif=b"Exif\0\0nothing")
+    assert read_image(data).size == (30, 20)
+
+
 def test_grey_of_16_bits_has_all_its_shades() -> None:
     shades = np.arange(256, dtype=np.uint16).repeat(4).reshape(32, 32)
     for more in ({}, {"transparency": 65_535}):
