@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from localmoe.chat.image_parts import ImageTokens, images_of
+from localmoe.chat.prompt_cache import PromptCache
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import HardwareError
 from localmoe.core.types import Image
@@ -35,10 +36,11 @@ class EngineImages:
 
     def __init__(
         self, source: VisionSource, reader: ImageReader, runner: Runner, rows: ImageRows,
-        device: torch.device, dtype: torch.dtype,
+        device: torch.device, dtype: torch.dtype, texts: PromptCache | None,
     ) -> None:  # fmt: skip
-        """rows: the runner's. dtype: of passes."""
+        """rows: the runner's. dtype: of passes. texts: that give way to the encoder."""
         self._source, self._reader, self._runner, self._rows = source, reader, runner, rows
+        self._texts = texts
         self._device, self._dtype = device, dtype
         self._encoder: VisionEncoder | None = None  # its weights come with the first picture
         self._kept, self._numbers = KeptFeatures(), ImageNumbers()
@@ -84,8 +86,10 @@ class EngineImages:
         self._rows.begin(placed, coordinates(self._placed, length) if turned else None)
 
     @classmethod
-    def of_engine(cls, parts: EngineParts, reader: ImageTokens | None) -> EngineImages | None:
-        """reader: of its prompts' encoder; None: it reads no pictures."""
+    def of_engine(
+        cls, parts: EngineParts, reader: ImageTokens | None, texts: PromptCache | None
+    ) -> EngineImages | None:
+        """reader: of its prompts' encoder; None: it reads no pictures. texts: that were left."""
         source, compute = parts.prepared.source.vision(), parts.prepared.compute
         if source is None or not isinstance(reader, ImageReader):
             return None
@@ -97,7 +101,7 @@ class EngineImages:
                 tabulate_all(module, positions, compute.dtype)
         rows = ImageRows(model, source.kind.depth, beside, whole=source.kind.sees_whole)
         parts.runner.images = rows
-        return cls(source, reader, parts.runner, rows, compute.device, compute.dtype)
+        return cls(source, reader, parts.runner, rows, compute.device, compute.dtype, texts)
 
     def close(self) -> None:
         """Let go of what passes were told, whoever still refers to them."""
@@ -118,13 +122,7 @@ class EngineImages:
     def _encoded(self, patches: Patches) -> Tensor:
         if self._encoder is None:
             encoder = self._source.encoder(self._dtype)
-            needed = encoder.num_bytes
-            room = texts_room(*ram_bytes(), 0, needed)
-            if room < needed:
-                raise HardwareError(
-                    f"Reading a picture takes {format_bytes(needed)} of RAM for the model's vision encoder, "
-                    f"and {format_bytes(room)} can be had: close other programs, or ask without pictures."
-                )
+            self._make_room(encoder.num_bytes)
             encoder.read(pin=self._device.type == "cuda")
             self._encoder = encoder
         if self._device.type != "cuda":
@@ -134,3 +132,15 @@ class EngineImages:
             return self._encoder.encode(patches, self._device)
         finally:
             torch.cuda.empty_cache()
+
+    def _make_room(self, needed: int) -> None:
+        """In RAM; texts that were left give way. Raises HardwareError: that would not do."""
+        held = 0 if self._texts is None else self._texts.num_bytes
+        room = texts_room(*ram_bytes(), held, needed)
+        if room < needed:
+            raise HardwareError(
+                f"Reading a picture takes {format_bytes(needed)} of RAM for the model's vision encoder, "
+                f"and {format_bytes(room)} can be had: close other programs, or ask without pictures."
+            )
+        if self._texts is not None and texts_room(*ram_bytes(), 0, needed) < needed:
+            self._texts.clear()

@@ -24,7 +24,7 @@ class EngineSession:
         kept = limit != 0 and parts.passes.synthetic is None
         cache = PromptCache(lambda held: texts_room(*ram_bytes(), held, limit)) if kept else None
         self.text = Session(state, cache)
-        self._images = EngineImages.of_engine(parts, encoder.images)
+        self._images = EngineImages.of_engine(parts, encoder.images, cache)
 
     def begin(
         self,

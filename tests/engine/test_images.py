@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from support.engines import Answer, ask, load_with_slots
 from support.vision_models import (
@@ -21,12 +22,14 @@ from support.vision_models import (
 )
 
 from localmoe.chat import prompt_cache
+from localmoe.chat.prompt_cache import PromptCache
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, HardwareError
 from localmoe.core.live_state import PromptState
 from localmoe.core.types import Image, Message
-from localmoe.engine import Engine, images
+from localmoe.engine import Engine, images, sessions
 from localmoe.model import runner
+from localmoe.vision.source import VisionSource
 
 ONE, OTHER, WIDE, HIGH = picture(1), picture(2), picture(3, 192, 64), picture(4, 64, 320)
 TOKENS = 10
@@ -45,6 +48,12 @@ def loaded(folder: Path, **config: Any) -> Engine:
 
 def pictures_of(messages: list[Message]) -> list[bytes]:
     return [image.data for message in messages for image in message.images]
+
+
+def source_of(engine: Engine) -> VisionSource:
+    found = engine.prepared.source.vision()
+    assert found is not None
+    return found
 
 
 def is_right(reading: Reading, messages: list[Message], answer: Answer) -> bool:
@@ -203,6 +212,23 @@ def test_an_encoder_that_cannot_be_read_leaves_texts_to_be_answered(
             assert engine.live.prompt() is None
         told = [shown("one", (0, ONE))]
         assert is_right(reading, told, ask(engine, told, 4))
+
+
+def test_texts_that_were_left_give_way_to_the_encoder(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_cache, "LEAST_TOKENS", 8)
+    texts = PromptCache(lambda held: 1 << 30)
+    monkeypatch.setattr(sessions, "PromptCache", lambda room: texts)
+    with loaded(reading[1]) as engine:
+        ask(engine, [shown("a text that is left for one that has a picture")], 2)
+        ask(engine, [shown("and a second one of them")], 2)
+        needed = source_of(engine).encoder(torch.float32).num_bytes
+        free = int(needed / 0.75) - texts.num_bytes // 2  # of which a quarter stays free
+        monkeypatch.setattr(images, "ram_bytes", lambda: (1 << 30, free))
+        told = [shown("one", (0, ONE))]
+        assert len(texts) and is_right(reading, told, ask(engine, told, 2))
+        assert not len(texts)
 
 
 def test_a_model_without_its_processors_settings_says_what_is_missing_or_damaged(
