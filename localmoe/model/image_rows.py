@@ -106,10 +106,10 @@ class ImageRows:
                 numbers[first - start : end - start] = range(known, known + end - first)
                 parts.append(one.rows[:, first - one.start : end - one.start])
                 known += end - first
-        self._rows, self._start = torch.cat(parts, dim=1).to(device), start
-        if self._whole:
-            self.until = self._seen_until(len(tokens)).to(device)
         try:
+            self._rows, self._start = torch.cat(parts, dim=1).to(device), start
+            if self._whole:
+                self.until = self._seen_until(len(tokens)).to(device)
             yield numbers
         finally:
             self._rows = self._ids = self.until = None
