@@ -19,6 +19,8 @@ MAX_IMAGE_PIXELS: Final = 1 << 26  # 192 MiB as RGB
 _HEADER_READS: Final = 1 << 14  # a few hundred in pictures; Pillow takes hours for a file of comments alone
 _PIXEL_READS: Final = 1 << 18  # four for each of a PNG's chunks
 _LONGEST_SHAPE: Final = 200  # times as long as wide; what transformers' processors take
+# sizes are looked at here; for the process, as threads that did it in turn would keep each other's filters
+warnings.filterwarnings("ignore", category=PIL.Image.DecompressionBombWarning)
 
 
 class _File(io.BytesIO):
@@ -88,10 +90,8 @@ def _opened(data: bytes) -> PIL.Image.Image:
         )
     file = _File(data)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its size, which is looked at here
-            image = PIL.Image.open(file, formats=FORMATS)
-    except PIL.Image.DecompressionBombError:
+        image = PIL.Image.open(file, formats=FORMATS)
+    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning):
         raise _too_large() from None
     except Exception as error:  # a decoder of what a stranger sends may raise anything
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ def test_of_several_frames_the_first_is_read() -> None:
         (b"\x89PNG\r\n\x1a\n" + bytes(40), "no picture that can be read"),
         (bytes(MAX_IMAGE_BYTES + 1), r"The picture has 32\.0 MiB: use one of at most 32\.0 MiB"),
         (encoded(PIL.Image.new("1", (9000, 9000)), "PNG"), "more than 64 million pixels"),
+        (encoded(PIL.Image.new("1", (10_000, 10_000)), "PNG"), "more than 64 million pixels"),
         (encoded(PIL.Image.new("1", (40_000, 40_000)), "PNG"), "more than 64 million pixels"),
         (encoded(PIL.Image.new("RGB", (500, 2)), "PNG"), "500 x 2 pixels is too narrow"),
         (encoded(PIL.Image.new("RGB", (8, 8)), "TIFF"), "no picture that can be read"),
@@ -80,6 +82,19 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(data: bytes, sentence: s
     for read in (check_image, read_image):
         with pytest.raises(ConfigError, match=sentence):
             read(data)
+
+
+def test_no_file_changes_what_the_process_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even meanwhile: other threads read pictures too, and would take that for what it was before."""
+    before, opened, real = list(warnings.filters), [], PIL.Image.open
+
+    def noted(*given: Any, **options: Any) -> PIL.Image.Image:
+        opened.append(list(warnings.filters))
+        return real(*given, **options)
+
+    monkeypatch.setattr(PIL.Image, "open", noted)
+    check_image(encoded(PIL.Image.new("RGB", (8, 8)), "PNG"))
+    assert opened == [before]
 
 
 @settings(max_examples=60)
