@@ -98,7 +98,8 @@ class ImageRows:
     @contextmanager
     def of_pass(self, tokens: Sequence[int], start: int, device: torch.device) -> Iterator[list[int]]:
         """Within, a pass of the text's tokens from `start` on, of which it has_some: as numbers, of which
-        those that no vocabulary has name the pictures' rows."""
+        those that no vocabulary has name the pictures' rows. Pictures whose last tokens have run are let go
+        of."""
         numbers, parts, known = list(tokens), [], self._vocab_size
         for one in self._placed:
             first, end = max(one.start, start), min(one.end, start + len(tokens))
@@ -111,6 +112,8 @@ class ImageRows:
             if self._whole:
                 self.until = self._seen_until(len(tokens)).to(device)
             yield numbers
+            end = start + len(tokens)
+            self._placed = tuple(one for one in self._placed if one.end > end)  # the others have run
         finally:
             self._rows = self._ids = self.until = None
 
