@@ -61,7 +61,7 @@ class ModelFootprint:
         draft_model_foretells: whether it may say which experts the target's tokens will want.
         text_alone: whether it is the text part of a model that sees or hears too, of which nothing is read
             here.
-        image_bytes: of a model that reads pictures, what the largest one takes meanwhile.
+        image_bytes: of a model that reads pictures, what the largest one takes meanwhile, in 16 bits.
         angles_per_token: numbers of 16 bits a position in its rotary tables, where steps run whole on a GPU.
         trained_context: of a model whose angles depend on the text's length, the longest context with which
             short texts have those that it was trained with; 0 of others.

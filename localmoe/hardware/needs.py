@@ -154,13 +154,13 @@ def device_needs(
         shared_bytes -= footprint.packed_away_bytes
     if in_place:  # linear layers keep their dtype
         shared_bytes -= footprint.linear_params * (compute_bytes - checkpoint_bytes_per_weight)
+    # where experts are computed in place a CPU reads pictures, which needs less
+    image_bytes = footprint.image_bytes * (1 if in_place else compute_bytes // _HALF_BYTES)
     record_bytes = footprint.total_experts * footprint.expert_bytes  # in the checkpoint's dtype, or codes
     return DeviceNeeds(
         shared_bytes=shared_bytes,
         kv_bytes=kv_bytes,
-        workspace_bytes=(
-            activations + attention + logits + unpacked_bytes + library_bytes + footprint.image_bytes
-        ),
+        workspace_bytes=activations + attention + logits + unpacked_bytes + library_bytes + image_bytes,
         draft_bytes=footprint.draft_bytes(positions),
         slot_bytes=0 if in_place else footprint.slot_bytes(compute_bytes),
         min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),

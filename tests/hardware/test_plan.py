@@ -133,6 +133,13 @@ def test_float32_compute_doubles_what_a_16_bit_checkpoint_needs() -> None:
     assert full.draft_bytes == half.draft_bytes and full.host_bytes == half.host_bytes
 
 
+def test_reading_a_picture_takes_twice_as_much_in_float32() -> None:
+    reads = replace(QWEN, image_bytes=300 << 20)
+    for compute_bytes in (2, 4):
+        made, blind = (plan(model, 200 * GIB, compute_bytes=compute_bytes) for model in (reads, QWEN))
+        assert made.workspace_bytes - blind.workspace_bytes == (150 << 20) * compute_bytes
+
+
 def test_a_float32_checkpoint_computed_in_float32_keeps_its_bytes() -> None:
     made = plan(QWEN, 200 * GIB, compute_bytes=4, checkpoint_bytes_per_weight=4)
     assert made.shared_bytes == QWEN.shared_bytes
