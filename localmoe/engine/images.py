@@ -66,6 +66,7 @@ class EngineImages:
         Raises:
             HardwareError: RAM does not suffice for the encoder.
             CheckpointError: its weights cannot be read.
+            UnsupportedModelError: it cannot be built or run.
             torch.OutOfMemoryError: of a GPU.
         """
         pairs = zip(self._placed, self._images, strict=True)

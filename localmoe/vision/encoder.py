@@ -97,10 +97,19 @@ class VisionEncoder:
 
         Raises:
             torch.OutOfMemoryError: of a GPU.
+            UnsupportedModelError: its code fails otherwise.
         """
-        with streamed(self._model, device):
-            given = {name: one.to(device) for name, one in patches.items()}
-            made = self._model.get_image_features(**given, return_dict=True)
+        try:
+            with streamed(self._model, device):
+                given = {name: one.to(device) for name, one in patches.items()}
+                made = self._model.get_image_features(**given, return_dict=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a config may make any line of any architecture fail
+            raise UnsupportedModelError(
+                f"transformers cannot run what reads pictures in {self._checkpoint.folder} "
+                f"({sentence_of(error)}): ask without pictures."
+            ) from error
         deep = getattr(made, "deepstack_features", None) or []
         parts = [made.pooler_output, *deep]
         return torch.stack([_joined(part).to(_HOST) for part in parts])

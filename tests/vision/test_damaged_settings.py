@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.vision_models import picture, vision_model, write_vision_model
 
-from localmoe.core.errors import ConfigError
+from localmoe.core.errors import ConfigError, UnsupportedModelError
 from localmoe.core.types import Image
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.vision.source import NoProcessor, VisionSource, find_vision
@@ -121,3 +121,31 @@ def test_models_that_see_in_a_way_that_is_not_known_read_none(
 ) -> None:
     folder = changed(folders[architecture], tmp_path, "config.json", part, changes)
     assert find_vision(Checkpoint.open(folder)) is None
+
+
+def test_an_encoder_whose_code_fails_is_refused_in_a_sentence(folders: Folders, tmp_path: Path) -> None:
+    file, changes = "config.json", {"num_heads": 3}  # of 64 numbers
+    source = find_vision(
+        Checkpoint.open(changed(folders["qwen3_vl_moe"], tmp_path, file, "vision_config", changes))
+    )
+    assert isinstance(source, VisionSource)
+    encoder, patches = source.encoder(torch.float32), source.reader(CPU).patches(Image(picture(1)))
+    encoder.read()
+    with pytest.raises(UnsupportedModelError, match=r"cannot run what reads pictures in .* ask without"):
+        encoder.encode(patches, CPU)
+
+
+def test_memory_that_a_gpu_lacks_is_no_failure_of_the_encoder(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = find_vision(Checkpoint.open(folders["qwen3_vl_moe"]))
+    assert isinstance(source, VisionSource)
+    encoder, patches = source.encoder(torch.float32), source.reader(CPU).patches(Image(picture(1)))
+    encoder.read()
+
+    def full(**given: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(encoder._model, "get_image_features", full)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        encoder.encode(patches, CPU)
