@@ -149,8 +149,7 @@ class Engine(AbstractContextManager["Engine"]):
         """
         started = time.perf_counter()
         try:
-            busy = "Another answer is being written: stop it first, or wait."
-            with self._idle(busy), self._turns.answer(), self._session.text.sound():
+            with self._idle("Another answer is being written: stop it first, or wait."), self._turns.answer():
                 yield from self._answer(request, stop, started)
         except torch.OutOfMemoryError:
             raise out_of_memory(self.plan.budget_bytes, "answering") from None
@@ -182,8 +181,9 @@ class Engine(AbstractContextManager["Engine"]):
         stepper = make_stepper(parts, request, self.config, governor, sampler, self._end_tokens, stop, prompt)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = min(self.plan.context - len(prompt), request.max_new_tokens or self.plan.context)
-        steps = loop.run(prompt, limit)
-        yield from write_events(steps, prompt, self._session.text, self._encoder.tokenizer, meter, request)
+        text, tokenizer = self._session.text, self._encoder.tokenizer
+        with text.sound():
+            yield from write_events(loop.run(prompt, limit), prompt, text, tokenizer, meter, request)
 
     def _use_policy(self, name: str) -> None:
         if name != self._policy:

@@ -231,6 +231,22 @@ def test_texts_that_were_left_give_way_to_the_encoder(
         assert not len(texts)
 
 
+def test_an_encoder_that_cannot_be_read_costs_no_text_that_was_left(
+    reading: Reading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_cache, "LEAST_TOKENS", 8)
+    texts = PromptCache(lambda held: 1 << 30)
+    monkeypatch.setattr(sessions, "PromptCache", lambda room: texts)
+    with loaded(write_vision_model(tmp_path / "m", reading[0])) as engine:
+        ask(engine, [shown("a text that is left for another one")], 2)
+        ask(engine, [shown("which has no picture either")], 2)
+        left = len(texts)
+        (tmp_path / "m" / "model.safetensors").unlink()
+        with pytest.raises(CheckpointError, match="No such file"):
+            ask(engine, [shown("one", (0, ONE))], 2)
+        assert len(texts) >= left > 0
+
+
 def test_a_model_without_its_processors_settings_says_what_is_missing_or_damaged(
     reading: Reading, tmp_path: Path
 ) -> None:
