@@ -13,6 +13,8 @@ from collections.abc import Callable
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Mount
 
 from app.address import page_url
@@ -63,9 +65,15 @@ async def _make_app(service: ChatService, models: ModelsService, port: int) -> F
         favicon_path=str(FAVICON),
     )  # fmt: skip
     let_queue_rest(page)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_middleware(FirstScript, script=first_script())
     app.add_middleware(LocalOnly, port=port)
     return app
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    """A page that was closed while it sent a picture or a chat is no fault."""
+    return Response(status_code=400)  # nobody reads it
 
 
 def let_queue_rest(page: gr.Blocks) -> None:

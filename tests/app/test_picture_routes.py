@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from app_process import wait_for
@@ -107,6 +109,26 @@ def test_other_sites_send_and_see_none(client: TestClient) -> None:
     assert client.post("/images", content=RED).status_code == 200
     cross = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
     assert client.get(f"/images/{picture_id(RED)}", headers=cross).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/images", "/chats"])
+def test_a_page_that_is_closed_as_it_sends_is_no_error(client: TestClient, path: str) -> None:
+    """Which the log would have with a traceback."""
+    received = iter(
+        ({"type": "http.request", "body": RED[:9], "more_body": True}, {"type": "http.disconnect"})
+    )
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(received)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", f"127.0.0.1:{PORT}".encode())]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    asyncio.run(client.app(scope, receive, send))
+    assert sent[0]["status"] == 400
 
 
 def test_a_model_that_reads_none_is_said_with_what_to_do(client: TestClient, service: ChatService) -> None:
