@@ -250,6 +250,21 @@ def test_pictures_do_not_count_as_texts_and_have_a_limit_of_their_own() -> None:
         export_json(with_pictures(), {"a" * 64: bytes(97 << 20)})
 
 
+def test_a_large_file_of_little_beside_pictures_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As objects it would take thirty times the room, and as long as nobody else is answered."""
+    monkeypatch.setattr("json.loads", lambda text: pytest.fail("it was read"))
+    with pytest.raises(ChatImportError, match=r"32\.0 MiB"):
+        import_chat(b'{"messages": [' + b"{}," * (MAX_BYTES // 3) + b'{}], "x": "' + b"A" * 99 + b'"}')
+
+
+def test_an_answer_has_no_pictures_whatever_a_file_says() -> None:
+    """Nobody would see which one is missing where the chat could not be gone on with."""
+    turns = [{**TURN, "parent": -1}, {**TURN, "parent": 0, "role": "assistant", "images": [RED_ID]}]
+    assert import_chat(file_with(schema=3, messages=turns, shown=1)).chat.images == ()
+
+
 def test_markdown_names_pictures_and_brings_them_back_where_they_are() -> None:
     chat = with_pictures("a" * 64, "b" * 64)
     text = export_markdown(chat)
