@@ -130,7 +130,7 @@ def _message(data: dict[str, Any], mend: Mend) -> ChatMessage:
         stats=_stats(data["stats"]),
         thought_s=_time(data.get("thought_s", 0.0)),
         runs=lengths if sum(lengths) == len(content) else (),  # of another text
-        images=_images(data.get("images", [])),
+        images=_images(data.get("images", [])) if data["role"] == "user" else (),
     )
 
 
