@@ -54,8 +54,8 @@ def run_chat(args: argparse.Namespace) -> None:
         conversation = Conversation(engine, replace(usual, sampling=sampling))
         engine.captures.begin(sampling)  # while the question is typed
         for line in _questions():
-            if line.startswith(_IMAGE):
-                _show(conversation, line.removeprefix(_IMAGE))
+            if f"{line} ".startswith(_IMAGE):
+                _show(conversation, line[len(_IMAGE) :])
                 continue
             if line in ("/new", "/help"):
                 note(_HELP if line == "/help" else "A new conversation.")
@@ -70,6 +70,9 @@ def run_chat(args: argparse.Namespace) -> None:
 
 
 def _show(conversation: Conversation, name: str) -> None:
+    if not name.strip():
+        note("Name the picture's file: /image FILE.")
+        return
     try:
         conversation.show(Path(name.strip()))
     except ConfigError as error:
@@ -108,8 +111,8 @@ class Conversation:
         Raises:
             ContextLengthError: the conversation has become too long.
         """
-        messages = (*self.messages, Message("user", question, images=self._images))
-        self._images = ()
+        images, self._images = self._images, ()
+        messages = (*self.messages, Message("user", question, images=images))
         request = replace(self._usual, messages=messages)
         text, stop = "", threading.Event()
         with _set_by_interrupt(stop):
@@ -123,6 +126,8 @@ class Conversation:
             answer = split_reasoning(text).answer
             if answer:
                 self.messages = (*messages, Message("assistant", answer))
+            else:  # as it was stopped: its pictures go with what is asked in its place
+                self._images = images
 
 
 @contextlib.contextmanager

@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.engines import ask
 from support.vision_models import picture, shown, vision_model, write_vision_model
 
+from localmoe.cli import chat
+from localmoe.cli.chat import Conversation
 from localmoe.cli.main import main
-from localmoe.core.config import EngineConfig
+from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 
@@ -91,6 +96,36 @@ def test_a_conversation_shows_pictures_with_the_next_question(
 def test_a_model_that_reads_none_says_so(
     files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/image {files[0]}\nhello"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/image {files[0]}\n/image \nhello"))
     code, out, err = run(capsys, "chat", "demo")
-    assert code == 0 and out and "reads no pictures: ask without them" in err
+    assert code == 0 and out.count("\n") == 1 and "reads no pictures: ask without them" in err
+    assert "Name the picture's file: /image FILE." in err, "it is no question"
+
+
+class Stopped:
+    """Whose first answer is stopped before it says anything."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Message, ...]] = []
+
+    def info(self) -> SimpleNamespace:
+        return SimpleNamespace(reads_images=True, link="")
+
+    def stream(self, request: GenerationRequest, stop: threading.Event) -> Iterator[SimpleNamespace]:
+        self.asked.append(request.messages)
+        text = "a cat" if len(self.asked) > 1 else ""
+        yield SimpleNamespace(text=text, stats=None, opens_reasoning=False)
+
+
+def test_a_picture_of_an_answer_that_was_stopped_goes_with_the_next_question(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "answer_line", lambda stats, link: "")
+    engine: Any = Stopped()
+    conversation = Conversation(engine, GenerationRequest(messages=(Message("user", ""),)))
+    conversation.show(files[0])
+    for question in ("what", "what is it", "and now"):
+        conversation.ask(question)
+    first, second, third = engine.asked
+    assert first[0].images == second[0].images != () and len(first) == len(second) == 1
+    assert third[:2] == (second[0], Message("assistant", "a cat")) and third[2].images == ()
