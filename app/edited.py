@@ -1,14 +1,17 @@
-"""Which message an edit is of. A list of the page may be drawn anew while a message of it is being edited,
-and Gradio tells only the place in the list; so the page notes which messages the list showed when the edit
-began (static/edits.js). Changes nothing."""
+"""Which message an edit is of, and its pictures. A list of the page may be drawn anew while a message of it
+is being edited, and Gradio tells only the text and the place in the list; so the page notes which messages
+the list showed when the edit began, and which pictures the message is sent with (static/edits.js). Changes
+nothing."""
 
 from __future__ import annotations
 
 import json
 from html import escape
+from typing import Any
 
 from app.chats import Chat, ChatError
 from app.messages import split_turns
+from app.requests import picture_ids
 from app.texts import ENGLISH, Texts
 
 
@@ -39,12 +42,30 @@ def edited_node(noted: object, chat_id: str | None, place: object) -> int:
     Raises:
         ChatError: it was in another chat, or nobody knows it.
     """
+    found = _noted(noted)
     try:
-        found = json.loads(noted) if isinstance(noted, str) and noted else {}
         nodes = found["nodes"] if found["chat"] == chat_id else ()
         node = nodes[place] if isinstance(place, int) and place >= 0 else None
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (LookupError, TypeError):
         node = None
     if not isinstance(node, int):
         raise ChatError("The chat has changed meanwhile: open the message again to edit it.")
     return node
+
+
+def edited_pictures(noted: object) -> tuple[str, ...] | None:
+    """Ids of the pictures of the message as it is sent; None: those that it has.
+
+    Raises:
+        ChatError: one was not attached.
+    """
+    images = _noted(noted).get("images")
+    return None if images is None else picture_ids(images)
+
+
+def _noted(noted: object) -> dict[str, Any]:
+    try:
+        found = json.loads(noted) if isinstance(noted, str) and noted else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

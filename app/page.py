@@ -71,7 +71,6 @@ def _attach_texts(t: Texts) -> str:
         "many": t(
             "{name} was left out: a message takes {count} pictures.", name="{name}", count=MAX_PICTURES
         ),
-        "edited": t("{name} was left out: pictures go with a new message, not with one that is edited."),
         "unsent": t("{name} could not be attached: is localmoe still running?"),
         "remove": t("Remove {name}"),
         "pictures": t("Pictures of this message"),

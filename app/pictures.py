@@ -103,7 +103,7 @@ class PictureStore:
         if not all(map(self.has, wanted)):
             raise PictureError(
                 "A picture of this chat is not on the disk any more: attach the same file again, which "
-                "brings it back, or begin a new chat."
+                "brings it back, or edit its message and remove it there."
             )
 
     def remove_unused(self, used: Collection[str] | None) -> None:

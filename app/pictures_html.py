@@ -37,7 +37,10 @@ def pictures_html(chat: Chat | None, shown: int, is_there: Callable[[str], bool]
 
 
 def _items(images: tuple[str, ...], is_there: Callable[[str], bool], t: Texts) -> str:
-    return "".join(f"<li>{_item(one, i, len(images), is_there, t)}</li>" for i, one in enumerate(images, 1))
+    items = enumerate(images, 1)
+    return "".join(
+        f'<li data-id="{escape(one)}">{_item(one, i, len(images), is_there, t)}</li>' for i, one in items
+    )
 
 
 def _item(image: str, number: int, total: int, is_there: Callable[[str], bool], t: Texts) -> str:

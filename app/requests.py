@@ -81,6 +81,11 @@ def attached_pictures(told: object) -> tuple[str, ...]:
         found = json.loads(told) if isinstance(told, str) and told else []
     except (ValueError, RecursionError):
         found = None
+    return picture_ids(found)
+
+
+def picture_ids(found: object) -> tuple[str, ...]:
+    """These, if they are nothing else. Raises as `attached_pictures`."""
     if not isinstance(found, list) or not all(map(is_picture_id, found)):
         raise ChatError("A picture was not attached: attach it again, or send the message without it.")
     return tuple(found)

@@ -103,16 +103,17 @@ class ChatService:
             return False
         return has_room_to_continue(chat, info.context)
 
-    def edit(self, chat_id: str, node: int, text: str) -> None:
-        """Ask a message anew, with its pictures; what followed the old one stays beside it."""
+    def edit(self, chat_id: str, node: int, text: str, images: Sequence[str] | None = None) -> None:
+        """Ask a message anew, with its pictures or with others; what followed the old one stays beside it."""
         with self.asking:
             engine = self._ready_engine()
             chat = self.chats.get(chat_id)
             tree = chat.tree
             if not 0 <= node < len(tree.nodes) or tree.nodes[node].role != "user":
                 raise ChatError("Only your own messages can be edited.")
-            question = make_question(text, tree.nodes[node].images)
-            self.pictures.check(replace(chat, tree=tree.ending_at(node)).images)
+            question = make_question(text, tree.nodes[node].images if images is None else images)
+            before = replace(chat, tree=tree.ending_at(tree.parents[node]))
+            self.pictures.check((*before.images, *question.images))
             self._answer(engine, lambda: self.chats.add(chat_id, question, tree.parents[node]))
 
     def show(self, chat_id: str, node: int) -> None:

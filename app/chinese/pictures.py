@@ -11,9 +11,6 @@ PICTURES = {
     ),
     "The picture has more than {size}: use a smaller one.": "图片超过 {size}：请使用更小的图片。",
     "{name} was left out: a message takes {count} pictures.": "未附上 {name}：一条消息最多 {count} 张图片。",
-    "{name} was left out: pictures go with a new message, not with one that is edited.": (
-        "未附上 {name}：图片只能随新消息发送，不能加到正在编辑的消息中。"
-    ),
     "{name} could not be attached: is localmoe still running?": "无法附上 {name}：localmoe 还在运行吗？",
     "reads pictures": "能读取图片",
     "Remove {name}": "移除 {name}",
@@ -33,5 +30,7 @@ PICTURES = {
         "有一张图片未附上：请重新附上，或不带图片发送消息。"
     ),
     "A picture of this chat is not on the disk any more: attach the same file again, which brings it back, "
-    "or begin a new chat.": "此聊天中的一张图片已不在磁盘上：请再次附上同一文件以恢复它，或开始新聊天。",
+    "or edit its message and remove it there.": (
+        "此聊天中的一张图片已不在磁盘上：请再次附上同一文件以恢复它，或编辑其消息并在那里移除它。"
+    ),
 }

@@ -1,6 +1,6 @@
 // Text files become part of the message: chosen with the button beside it, pasted, or dropped on the chat. They are read
 // here, in the browser; nothing is uploaded. One that is dropped on a message that is being edited becomes part of that.
-// Pictures, known by how they begin, go with the new message (held.js).
+// Pictures, known by how they begin, go with the same message (held.js).
 (() => {
   const MOST = 1_000_000; // characters of a message
   const KINDS = /\.([a-z0-9+#-]{1,12})$/i;
@@ -75,15 +75,15 @@
 
   // How many were refused. onPicture: called once there is a picture among them.
   const attachAll = async (files, box, onPicture) => {
-    const of = chat(), blocks = [], pictures = [], problems = [];
+    const of = chat(), tray = window.localmoeHeld.of(box), blocks = [], pictures = [], problems = [];
     say(files.length ? [told('reading', files.length > 1 ? `${files[0].name} …` : files[0].name)] : []);
     let length = box.value.length;
     for (const file of files) {
       try {
         if (await isPicture(file)) {
-          onPicture();
-          if (box !== field()) throw new Error(told('edited', file.name));
-          pictures.push(await window.localmoeHeld.upload(file, pictures.length));
+          if (!tray) throw new Error(told('left', file.name));
+          onPicture(tray);
+          pictures.push(await tray.upload(file, pictures.length));
           continue;
         }
         const made = block(file.name, await read(file));
@@ -99,12 +99,12 @@
       return files.length;
     }
     say([...new Set(problems)]);
-    if (pictures.length) window.localmoeHeld.hold(pictures);
+    if (pictures.length) tray.hold(pictures);
     if (blocks.length) append(box, blocks);
     return problems.length;
   };
   const attach = (files, box) => {
-    const refused = attachAll(files, box, () => window.localmoeHeld.wait(refused));
+    const refused = attachAll(files, box, (tray) => tray.wait(refused));
     return refused;
   };
 
@@ -117,28 +117,36 @@
   input.multiple = true;
   input.hidden = true;
   input.id = 'lm-attach-input';
+  let chosenFor = null; // a message that is edited, or the new one
+  window.localmoeChoose = (box) => {
+    chosenFor = box;
+    input.click();
+  };
   input.addEventListener('change', () => {
-    if (input.files.length) attach([...input.files], field()).finally(() => { input.value = ''; }); // the same one again
+    const box = chosenFor ?? field();
+    if (input.files.length) attach([...input.files], box).finally(() => { input.value = ''; }); // the same one again
   });
   const add = () => document.body.append(input);
   if (document.body) add();
   else document.addEventListener('DOMContentLoaded', add);
 
   document.addEventListener('click', (event) => {
-    if (event.target.closest?.('#lm-attach')) input.click();
+    if (event.target.closest?.('#lm-attach')) window.localmoeChoose(null);
   });
 
   // Files that were copied elsewhere; what has a text as well, as cells of a table, is pasted as that.
   document.addEventListener('paste', (event) => {
-    const { files, types } = event.clipboardData;
-    if (event.target !== field() || !files.length || types.includes('text/plain')) return;
+    const { files, types } = event.clipboardData, box = event.target;
+    const takes = box === field() || box.matches?.('.lm-turns textarea');
+    if (!takes || !files.length || types.includes('text/plain')) return;
     event.preventDefault();
-    attach([...files], field());
+    attach([...files], box);
   });
 
   // Where a file would go that is dropped here: a message that is being edited, the new one, or nowhere.
   const place = (target) => {
-    const box = target.closest?.('.lm-turns textarea') ?? (target.closest?.('#lm-tab-chat') ? field() : null);
+    const edited = target.closest?.('.user-row')?.querySelector('textarea');
+    const box = edited ?? (target.closest?.('#lm-tab-chat') ? field() : null);
     return inSight(box) ? box : null;
   };
   const dropping = (event) => event.dataTransfer?.types.includes('Files');

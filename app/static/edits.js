@@ -6,21 +6,31 @@ const buttonsOf = (box) => box.closest('.message-row')?.nextElementSibling; // S
 
 const listed = (list) => element.querySelector(`[data-${list}]`)?.dataset[list] ?? '';
 const placeOf = (row) => [...row.closest('.lm-turns').querySelectorAll('.user-row')].indexOf(row);
-let sent = null; // {list, shown, place, text}: the last edit, for as long as the list shows what it was of
+let sent = null; // {list, shown, place, text, pictures}: the last edit, for as long as the list shows what it was of
+let told = null; // {list, images}: ids of its pictures, for the server
 
 scroll.addEventListener('click', (event) => {
   const buttons = event.target.closest('.message-buttons'), row = buttons?.previousElementSibling;
   const list = row?.closest('.lm-turns')?.id.replace('lm-', '');
   if (!list) return;
   const box = row.querySelector('textarea');
-  if (!box) begun[list] = listed(list);
-  else if (event.target.closest('button') === buttons.querySelector('button')) {
-    sent = { list, shown: begun[list], place: placeOf(row), text: box.value };
+  if (!box) {
+    begun[list] = listed(list);
+    return;
   }
+  const button = event.target.closest('button'), tray = window.localmoeHeld.of(box);
+  if (button !== buttons.querySelector('button')) return;
+  if (window.localmoeHeld.defer(tray, event, () => { if (box.isConnected) button.click(); })) return;
+  const pictures = tray?.all();
+  sent = { list, shown: begun[list], place: placeOf(row), text: box.value, pictures };
+  told = pictures && { list, images: pictures.map(({ id }) => id) };
 }, true);
 new MutationObserver(() => { if (sent && listed(sent.list) !== sent.shown) sent = null; })
   .observe(element, { childList: true, subtree: true, attributes: true });
-window.localmoeEdited = (list) => begun[list] ?? '';
+window.localmoeEdited = (list) => {
+  const noted = begun[list] ?? '';
+  return noted && told?.list === list ? JSON.stringify({ ...JSON.parse(noted), images: told.images }) : noted;
+};
 
 // The box holds the text as the list shows it (app/tag_text.py); after an edit that was refused, as when an answer is being
 // written, what had been written.
@@ -30,7 +40,10 @@ scroll.addEventListener('focusin', ({ target }) => {
   const row = target.closest('.message-row'), list = row.closest('.lm-turns').id.replace('lm-', '');
   const refused = sent?.list === list && sent.shown === begun[list] && sent.place === placeOf(row);
   const text = refused ? sent.text : window.localmoeWritten(target.value);
-  if (refused) sent = null;
+  if (refused) {
+    if (sent.pictures) window.localmoeHeld.edit(target, sent.pictures);
+    sent = null;
+  }
   if (target.value === text) return;
   Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set.call(target, text);
   target.dispatchEvent(new Event('input', { bubbles: true }));

@@ -1,18 +1,10 @@
-// Pictures of the message that is being written: made smaller here where they are large, uploaded at once, and shown above
-// the box until the message is sent or they are removed.
+// Pictures of a message that is being written or edited: made smaller here where they are large, uploaded at once, and shown
+// above its box until the message is sent or they are removed.
 (() => {
   const MOST = 8, LONGEST = 2048; // pictures of a message; pixels
   const LARGE = 4 << 20, SMALL = 1 << 18; // bytes; pixels of one that takes little room as PNG too
   const texts = () => window.localmoePart('lm-attach-texts')?.dataset ?? {};
   const told = (why, name) => texts()[why].replace('{name}', () => name);
-  const list = document.createElement('ul');
-  list.id = 'lm-held';
-  list.setAttribute('aria-live', 'polite');
-  let held = []; // {id, name}
-  let sent = [];
-  const coming = new Set(); // of attachments with a picture: promises of how many of their files were refused
-  let pressed = false; // Send, which waits for them
-
   const begins = (bytes, text, at = 0) => [...text].every((char, i) => bytes[at + i] === char.charCodeAt(0));
   const isPicture = (bytes) => begins(bytes, '\x89PNG') || begins(bytes, '\xff\xd8\xff')
     || (/^GIF8[79]a$/.test(String.fromCharCode(...bytes.slice(0, 6))) && bytes.slice(0, 16).includes(0))
@@ -48,83 +40,120 @@
     }
   };
 
-  // What becomes of a file; an Error says why it is refused.
-  const upload = async (file, others) => {
-    if (held.length + others >= MOST) throw new Error(told('many', file.name));
-    const body = await toUpload(file);
-    let answer, found;
-    try {
-      answer = await fetch(`/images?language=${window.localmoeLanguage()}`, { method: 'POST', body });
-      found = await answer.json();
-    } catch {
-      throw new Error(told('unsent', file.name));
-    }
-    if (!answer.ok) throw new Error(answer.status === 409 ? found.error : `${file.name}: ${found.error}`);
-    return { id: found.id, name: file.name };
+  const made = (tag, attributes, text = '') => {
+    const found = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) found.setAttribute(name, value);
+    found.textContent = text;
+    return found;
   };
 
-  const remove = (id) => {
-    const place = held.findIndex((one) => one.id === id);
-    held = held.filter((one) => one.id !== id);
-    draw();
-    const left = list.querySelectorAll('button');
-    (left[Math.min(place, left.length - 1)] ?? window.localmoePart('lm-message')?.querySelector('textarea'))?.focus();
+  // Those of one message, in a list of the page. back: gets the focus when the last one is removed.
+  const makeTray = (back) => {
+    const list = made('ul', { class: 'lm-held', 'aria-live': 'polite' });
+    const coming = new Set(); // of attachments with a picture: promises of how many of their files were refused
+    let held = []; // {id, name}
+
+    // What becomes of a file; an Error says why it is refused.
+    const upload = async (file, others) => {
+      if (held.length + others >= MOST) throw new Error(told('many', file.name));
+      const body = await toUpload(file);
+      let answer, found;
+      try {
+        answer = await fetch(`/images?language=${window.localmoeLanguage()}`, { method: 'POST', body });
+        found = await answer.json();
+      } catch {
+        throw new Error(told('unsent', file.name));
+      }
+      if (!answer.ok) throw new Error(answer.status === 409 ? found.error : `${file.name}: ${found.error}`);
+      return { id: found.id, name: file.name };
+    };
+
+    const remove = (id) => {
+      const place = held.findIndex((one) => one.id === id);
+      set(held.filter((one) => one.id !== id));
+      const left = list.querySelectorAll('[data-id] button');
+      (left[Math.min(place, left.length - 1)] ?? back())?.focus();
+    };
+    const item = ({ id, name }) => {
+      const row = made('li', { 'data-id': id }), title = told('remove', name);
+      const button = made('button', { type: 'button', title, 'aria-label': title }, '×');
+      button.addEventListener('click', ({ detail }) => { if (detail < 2) remove(id); }); // a double click is one press
+      row.append(made('img', { src: `/images/${id}`, alt: name }), button);
+      return row;
+    };
+    const draw = () => {
+      list.setAttribute('aria-label', texts().pictures ?? '');
+      const rows = new Map([...list.querySelectorAll('[data-id]')].map((row) => [row.dataset.id, row]));
+      for (const one of held) if (!rows.delete(one.id)) list.insertBefore(item(one), list.querySelector('.lm-last'));
+      for (const row of rows.values()) row.remove();
+    };
+    const set = (pictures) => {
+      held = pictures.filter(({ id }, place) => pictures.findIndex((one) => one.id === id) === place);
+      draw();
+    };
+    const hold = (more) => set([...held, ...more]);
+    const wait = (refused) => {
+      coming.add(refused);
+      refused.finally(() => coming.delete(refused));
+    };
+    return { list, coming, upload, set, hold, wait, all: () => held, pressed: false };
   };
-  const item = ({ id, name }) => {
-    const row = document.createElement('li'), image = new Image(), button = document.createElement('button');
-    image.src = `/images/${id}`;
-    image.alt = name;
-    button.type = 'button';
-    button.textContent = '×';
-    button.title = told('remove', name);
-    button.setAttribute('aria-label', button.title);
-    button.addEventListener('click', ({ detail }) => { if (detail < 2) remove(id); }); // a double click is one press
-    row.dataset.id = id;
-    row.append(image, button);
-    return row;
-  };
-  function draw() {
-    if (!list.isConnected) window.localmoePart('lm-composer')?.before(list);
-    list.setAttribute('aria-label', texts().pictures ?? '');
-    for (const row of [...list.children]) if (held.every(({ id }) => id !== row.dataset.id)) row.remove();
-    list.append(...held.slice(list.children.length).map(item));
-  }
-  const hold = (more) => {
-    for (const one of more) if (held.every(({ id }) => id !== one.id)) held.push(one);
-    draw();
+
+  const field = () => window.localmoePart('lm-message')?.querySelector('textarea');
+  const composer = makeTray(field);
+  composer.list.id = 'lm-held';
+  const hold = (pictures) => {
+    if (!composer.list.isConnected) window.localmoePart('lm-composer')?.before(composer.list);
+    composer.hold(pictures);
   };
 
   // JSON of the ids, for the message that is sent.
+  let sent = [];
   const toSend = () => {
-    sent = held.map(({ id }) => id);
+    sent = composer.all().map(({ id }) => id);
     return JSON.stringify(sent);
   };
   const wasSent = () => {
-    held = held.filter(({ id }) => !sent.includes(id));
+    composer.set(composer.all().filter(({ id }) => !sent.includes(id)));
     sent = [];
-    draw();
-  };
-  const wait = (refused) => {
-    coming.add(refused);
-    refused.finally(() => coming.delete(refused));
   };
 
+  // Of messages that are edited, by their boxes; with a button that attaches files to that message.
+  const trays = new WeakMap();
+  const edit = (box, pictures) => {
+    const tray = trays.get(box) ?? makeTray(() => box);
+    if (!trays.has(box)) {
+      const title = window.localmoePart('lm-attach')?.textContent.trim() ?? '';
+      const add = made('button', { type: 'button', title, 'aria-label': title }, '+'), last = made('li', { class: 'lm-last' });
+      add.addEventListener('click', () => window.localmoeChoose(box));
+      last.append(add);
+      tray.list.append(last);
+    }
+    trays.set(box, tray);
+    tray.set(pictures);
+    return tray;
+  };
+  const of = (box) => (box === field() ? { ...composer, hold } : trays.get(box));
+
   // A message that is sent meanwhile waits for what is being attached, and is not sent without what is refused.
-  const defer = async (event) => {
-    if (!coming.size) return;
+  const defer = (tray, event, again) => {
+    if (!tray?.coming.size) return false;
     event.preventDefault();
     event.stopImmediatePropagation();
-    if (pressed) return;
-    pressed = true;
-    const refused = await Promise.all(coming);
-    pressed = false;
-    if (!refused.some(Boolean)) setTimeout(() => window.localmoePart('lm-send')?.click());
+    if (tray.pressed) return true;
+    tray.pressed = true;
+    Promise.all(tray.coming).then((refused) => {
+      tray.pressed = false;
+      if (!refused.some(Boolean)) setTimeout(again);
+    });
+    return true;
   };
+  const send = () => window.localmoePart('lm-send')?.click();
   document.addEventListener('click', (event) => {
-    if (event.target.closest?.('#lm-send')) defer(event);
+    if (event.target.closest?.('#lm-send')) defer(composer, event, send);
   }, true);
   document.addEventListener('keydown', (event) => {
-    if (event.key === 'Enter' && !event.shiftKey && event.target.closest?.('#lm-message')) defer(event);
+    if (event.key === 'Enter' && !event.shiftKey && event.target.closest?.('#lm-message')) defer(composer, event, send);
   }, true);
-  window.localmoeHeld = { isPicture, upload, hold, toSend, wasSent, wait, all: () => held };
+  window.localmoeHeld = { isPicture, of, edit, defer, hold, toSend, wasSent, all: composer.all };
 })();

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import gradio as gr
 
-from app.edited import edited_node
+from app.edited import edited_node, edited_pictures
 from app.now_html import frame_html
 from app.requests import attached_pictures
 from app.tabs.models import action_html
@@ -175,7 +175,8 @@ def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
         try:
             text = written(data.value) if isinstance(data.value, str) else ""
             place = data.index if isinstance(data.index, int) else data.index[0]
-            screen.service.edit(view.chat_id or "", edited_node(noted, view.chat_id, place), text)
+            node = edited_node(noted, view.chat_id, place)
+            screen.service.edit(view.chat_id or "", node, text, edited_pictures(noted))
         except LocalMoeError as error:
             return screen.updates(screen.refused(view, error), "")
         return screen.updates(replace(view, notice=""), "")

@@ -11,7 +11,7 @@ import pytest
 from app.chat_file import Chat
 from app.chat_tree import ChatMessage, MessageTree
 from app.chats import ChatError
-from app.edited import edited_node, listed_html
+from app.edited import edited_node, edited_pictures, listed_html
 
 CHAT = "c" * 32
 QUESTION, ANSWER = ChatMessage("user", "one"), ChatMessage("assistant", "two", finish="stop")
@@ -49,3 +49,14 @@ def test_an_edit_of_a_message_that_nobody_knows_is_refused(
 ) -> None:
     with pytest.raises(ChatError, match="changed meanwhile"):
         edited_node(text, chat_id, place)
+
+
+def test_an_edit_has_the_pictures_that_it_is_sent_with() -> None:
+    def told(images: object) -> str:
+        return json.dumps({**json.loads(NOTED), "images": images})
+
+    assert edited_pictures(NOTED) is edited_pictures("") is edited_pictures("[]") is None, "those that it had"
+    assert edited_pictures(told([])) == () and edited_pictures(told(["a" * 64])) == ("a" * 64,)
+    for images in ("x", [1], ["../x"], {}):
+        with pytest.raises(ChatError, match="A picture was not attached"):
+            edited_pictures(told(images))

@@ -259,6 +259,30 @@ def test_edit_retry_and_continue_keep_the_pictures(seeing: ChatService, loader: 
     assert seeing.chats.get(chat_id).messages[0].content == "a long story"
 
 
+def test_an_edit_takes_other_pictures_also_in_the_place_of_one_that_is_gone(
+    seeing: ChatService, loader: FakeLoader, tmp_path: Path
+) -> None:
+    red, blue = seeing.pictures.keep(RED), seeing.pictures.keep(BLUE)
+    chat_id = seeing.send(None, "see", (red,))
+    finish(seeing)
+    (tmp_path / "images" / red).unlink()
+    with pytest.raises(PictureError, match="is not on the disk any more"):
+        seeing.edit(chat_id, 0, "see")
+    with pytest.raises(ChatError, match="9 pictures: send at most 8"):
+        seeing.edit(chat_id, 0, "see", (blue,) * 9)
+    seeing.edit(chat_id, 0, "see", (blue,))
+    finish(seeing)
+    assert last_request(loader) == (Message("user", "see", images=(Image(BLUE),)),)
+    seeing.edit(chat_id, 2, "see", ())
+    finish(seeing)
+    assert last_request(loader) == (Message("user", "see"),)
+    assert [m.images for m in seeing.chats.get(chat_id).tree.nodes if m.role == "user"] == [
+        (red,),
+        (blue,),
+        (),
+    ]
+
+
 def test_a_message_needs_text_or_a_picture_and_takes_eight(seeing: ChatService) -> None:
     with pytest.raises(ChatError, match="empty"):
         seeing.send(None, " ")

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -176,18 +177,70 @@ def test_axe_finds_nothing_serious_where_there_are_pictures(
     page.theme("auto")
 
 
-@pytest.mark.slow
-def test_one_that_is_dropped_goes_with_the_new_message_and_not_with_an_edit(page: PageDriver) -> None:
+def question_of(server: Server) -> dict[str, Any]:
+    """The one that was asked last, as the disk has it."""
+    newest = max((server.home / "chats").glob("*.json"), key=os.path.getmtime)
+    return [one for one in json.loads(newest.read_text())["messages"] if one["role"] == "user"][-1]
+
+
+EDITED = "#lm-turn .lm-held.placed"
+
+
+def wait_edited(page: PageDriver, *names: str) -> None:
+    """The pictures of the open edit."""
+    script = f"() => [...document.querySelectorAll('{EDITED} img')].map((one) => one.alt)"
+    wait_for(lambda: page.page.evaluate(script) == list(names), 10, f"the pictures {names} of the edit")
+
+
+def test_pictures_of_a_message_that_is_edited_are_removed_and_added(page: PageDriver, server: Server) -> None:
     page.page.evaluate(DROP, [[*RED], "#lm-scroll"])
     wait_held(page, "dropped.png")
     page.send("one")
     page.wait_idle()
+    attach(page, given("unsent.png", RED))
     page.page.click("#lm-turn button[aria-label=Edit]")
+    wait_edited(page, "Picture 1 of 1")
     page.page.evaluate(DROP, [[*BLUE], "#lm-turn textarea"])
-    page.wait_text("#lm-attached", "dropped.png was left out: pictures go with a new message")
-    assert held(page) == []
-    wait_shown(page, [60])  # beside the open edit
-    page.page.click("#lm-turn button[aria-label=Cancel]")
+    wait_edited(page, "Picture 1 of 1", "dropped.png")
+    page.page.click(f"{EDITED} button[aria-label='Remove Picture 1 of 1']")
+    wait_edited(page, "dropped.png")
+    assert page.evaluate("document.activeElement.ariaLabel") == "Remove dropped.png"
+    page.press("Submit", "#lm-turn")
+    page.wait_text("#lm-turn", "I see 1 of them. Hello! You wrote: one")
+    page.wait_idle()
+    wait_shown(page, [60])
+    assert question_of(server)["images"] == [picture_id(BLUE)] and held(page) == ["unsent.png"]
+    page.press("Previous version", "#lm-turn .lm-branch[data-role=user]")
+    wait_for(lambda: picture_id(RED) in page.page.inner_html("#lm-turn"), 10, "the picture that was there")
+
+
+@pytest.mark.slow
+def test_an_edit_is_left_as_it_was_or_refused_and_loses_no_picture(page: PageDriver, server: Server) -> None:
+    page.send("one")
+    page.wait_idle()
+    page.page.click("#lm-turn button[aria-label=Edit]")
+    with page.page.expect_file_chooser() as chooser:
+        page.page.click(f"{EDITED} button[aria-label=Attach]")
+    chooser.value.set_files([given("red.png", RED)])
+    wait_edited(page, "red.png")
+    page.press("Cancel", "#lm-turn")
+    page.page.wait_for_selector(EDITED, state="detached")
+    assert page.page.locator("#lm-turn .placed img").count() == 0
+    page.send("a long story")
+    page.wait_answer(20)
+    page.page.locator("#lm-history button[aria-label=Edit]").last.click()
+    page.page.wait_for_selector("#lm-history textarea")
+    page.page.evaluate(PASTE.replace("#lm-message", "#lm-history"), [*RED])
+    page.page.wait_for_selector("#lm-history .lm-held img")
+    page.press("Submit", "#lm-history")
+    page.wait_text("#lm-notice", "An answer is still being written")
+    page.stop()
+    page.page.locator("#lm-history button[aria-label=Edit]").last.click()
+    page.page.wait_for_selector("#lm-history .lm-held img[alt='image.png']")
+    page.press("Submit", "#lm-history")
+    page.wait_text("#lm-turn", "I see 1 of them.")
+    page.wait_idle()
+    assert question_of(server)["images"] == [picture_id(RED)]
 
 
 HELD = """() => {
@@ -216,6 +269,25 @@ def test_who_sends_before_a_picture_has_arrived_sends_it_too(page: PageDriver) -
     wait_held(page)
     assert page.questions() == ["What is it?"]
     assert page.text("#lm-notice") == page.value("lm-message") == ""
+
+
+@pytest.mark.slow
+def test_an_edit_that_is_sent_before_its_picture_has_arrived_waits_for_it(
+    page: PageDriver, server: Server
+) -> None:
+    page.send("one")
+    page.wait_idle()
+    page.page.evaluate(HELD)
+    page.page.click("#lm-turn button[aria-label=Edit]")
+    page.page.wait_for_selector("#lm-turn textarea")
+    page.page.evaluate(DROP, [[*RED], "#lm-turn .user-row"])
+    page.wait_text("#lm-attached", "Reading dropped.png")
+    page.page.press("#lm-turn textarea", "Control+Enter")
+    page.press("Submit", "#lm-turn")
+    page.evaluate("window.letSend()")
+    page.wait_text("#lm-turn", "I see 1 of them.")
+    page.evaluate("window.sendAtOnce()")
+    assert question_of(server)["images"] == [picture_id(RED)]
 
 
 @pytest.mark.slow
