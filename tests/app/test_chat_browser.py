@@ -298,6 +298,11 @@ def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
     with page.page.expect_download() as download:
         page.page.click("#lm-files a:has-text('Markdown')")
     download.value.save_as(tmp_path / "chat.md")
+    too_large = "**/chats/*.json"
+    page.page.route(too_large, lambda route: route.fulfill(status=409, body="Export it as Markdown."))
+    page.page.click("#lm-files a:has-text('JSON')")
+    page.wait_text("#lm-notice", "Export it as Markdown.")
+    page.page.unroute(too_large)
     page.page.set_input_files("#lm-files input[type=file]", tmp_path / "chat.md")
     wait_for(lambda: len(page.titles()) == chats + 1, 10, "the chat from Markdown")
     wait_for(
