@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import gradio as gr
 
+from app.chat_file import NEW_TITLE
 from app.chat_search import MAX_QUERY, Found
 from app.chat_transfer import MAX_WITH_PICTURES
 from app.chats import check_id
@@ -98,7 +99,7 @@ def files_html(chat_id: str | None, t: Texts = ENGLISH) -> str:
 
 def _row(found: Found, current: bool, answering: bool, t: Texts) -> str:
     chat = found.chat
-    title = escape(chat.title)
+    title = escape(t(chat.title) if chat.title == NEW_TITLE else chat.title)  # of pictures without a word
     mark = ' aria-current="true"' if current else ""
     dot = f'<span class="lm-answering" title="{escape(t("being answered"))}"></span>' if answering else ""
     snippet = f'<span class="lm-snippet">{escape(found.snippet)}</span>' if found.snippet else ""

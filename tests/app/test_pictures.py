@@ -18,6 +18,7 @@ from picture_files import picture
 
 from app import pictures as module
 from app.chat_file import Chat
+from app.chat_search import Found
 from app.chats import ChatError, ChatMessage, ChatStore
 from app.context_meter import context_use
 from app.messages import history_entries
@@ -26,6 +27,7 @@ from app.pictures_html import pictures_html
 from app.requests import attached_pictures, request_messages
 from app.service import ChatService
 from app.settings import AnswerSettings, LoadSettings, SettingsStore
+from app.tabs.sidebar import chat_list_html
 from app.texts import IN_CHINESE
 from localmoe.core.errors import ConfigError
 from localmoe.core.types import Image, Message
@@ -367,9 +369,18 @@ def test_pictures_are_shown_by_list_and_place_of_their_question(tmp_path: Path) 
         and 'data-list="turn" data-user="0" aria' in html
     )
     assert f'<a href="/images/{one}" target="_blank"' in html and 'alt="Picture 1 of 2"' in html
-    assert two not in html and "A picture that is not on the disk any more" in html
+    assert f"/images/{two}" not in html and "A picture that is not on the disk any more" in html
     assert 'data-list="history" data-user="0"' in pictures_html(chat, 2, lambda picture: True)
     assert 'data-list="history"' not in pictures_html(chat, 0, lambda picture: True)
     assert "图片已不在磁盘上" in pictures_html(chat, 40, lambda picture: False, IN_CHINESE)
     assert pictures_html(None, 40, lambda picture: True) == ""
     assert history_entries(chat.messages[2:3])[0]["content"][0]["text"] == "", "its text is empty"
+
+
+def test_a_chat_without_a_word_is_called_new_in_the_page_s_language(tmp_path: Path) -> None:
+    chat = chat_of(tmp_path, "a" * 64)
+    store = ChatStore(tmp_path)
+    store.rename(chat.id, "")
+    listed = [Found(store.get(chat.id))]
+    assert ">New chat<" in chat_list_html(listed, None)
+    assert ">新聊天<" in chat_list_html(listed, None, None, IN_CHINESE)
