@@ -7,6 +7,7 @@ from html import escape
 
 from app.models.finder import Failure, Found
 from app.models.judge import judge, judge_in_ram
+from app.models.picture_settings import can_get_settings
 from app.models.service import ModelsService
 from app.models_html import (
     card,
@@ -135,6 +136,10 @@ def _local(models: ModelsService, model: LocalModel, known: ModelFacts | Failure
     chat, delete = chat_button(model.name, fit, t), ""
     if ready:
         chat += button(t("Unload"), "unload", model.name, label=f"{t('Unload')} {model.name}")
+    reads = isinstance(known, ModelFacts) and known.footprint.image_bytes > 0
+    if reads and can_get_settings(model.folder) and models.queue.find(model.name) is None:
+        text = t("Get its picture settings")
+        chat += button(text, "get-settings", model.name, label=f"{text} {model.name}")
     if model.source in ("localmoe", "huggingface") and not current:
         sure = t("Delete and free {size}?", size=format_bytes(model.num_bytes + model.made_bytes))
         delete = button(t("Delete"), "delete", model.name, sure=sure, label=f"{t('Delete')} {model.name}")

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.engine_status import EngineStatus
+from app.models.picture_settings import why_unread
 from app.pictures import PictureError, picture_kind
 from app.service import ChatService
 from app.texts import ENGLISH, Texts, texts_for
@@ -29,7 +30,7 @@ def why_no_pictures(status: EngineStatus, t: Texts = ENGLISH) -> str:
             "{model} reads no pictures: load a model that does under Models, then attach them again.",
             model=status.info.name,
         )
-    return ""
+    return why_unread(status.model, t)
 
 
 def add_picture_routes(app: FastAPI, service: ChatService) -> None:
@@ -43,7 +44,7 @@ def add_picture_routes(app: FastAPI, service: ChatService) -> None:
             if len(data) > MAX_IMAGE_BYTES:
                 limit = format_bytes(MAX_IMAGE_BYTES)
                 return _refused(t("The picture has more than {size}: use a smaller one.", size=limit), 413)
-        if reason := why_no_pictures(service.holder.status(), t):
+        if reason := await run_in_threadpool(why_no_pictures, service.holder.status(), t):
             return _refused(reason, 409)
         try:
             found = await run_in_threadpool(service.pictures.keep, bytes(data))

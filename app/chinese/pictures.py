@@ -33,4 +33,11 @@ PICTURES = {
     "or edit its message and remove it there.": (
         "此聊天中的一张图片已不在磁盘上：请再次附上同一文件以恢复它，或编辑其消息并在那里移除它。"
     ),
+    "Get its picture settings": "获取其图片设置",
+    "{model} was downloaded without what says how it reads pictures: press {button} under Models, then "
+    "attach them again.": (
+        "下载 {model} 时缺少读取图片所需的设置：请在“模型”中按“{button}”，再重新附上图片。"
+    ),
+    "{model} lacks what says how it reads pictures: put its makers' {file} into its folder and load it "
+    "again.": "{model} 缺少读取图片所需的设置：请把其制作者的 {file} 放入它的文件夹并重新加载。",
 }

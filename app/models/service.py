@@ -79,8 +79,7 @@ class ModelsService:
         draft = self.draft_for(repo_id, draft)
         if then_chat and any(model.name == repo_id for model in self.shelf.view().models):
             return self.chat_with(repo_id, draft, from_disk=from_disk)
-        facts = self.finder.facts_of(repo_id)
-        revision = facts.revision or None if facts is not None else None
+        revision = facts.revision or None if (facts := self.finder.facts_of(repo_id)) else None
         self.queue.add(repo_id, revision, then_chat=then_chat, draft=draft, from_disk=from_disk)
         return ""
 
@@ -102,8 +101,7 @@ class ModelsService:
         if os.path.isdir(os.path.expanduser(text)):
             check_unicode("draft", text)  # it may wait in the queue's file
             return os.path.abspath(os.path.expanduser(text))
-        named = find_repo(text)
-        if named is None:
+        if (named := find_repo(text)) is None:
             raise ConfigError(
                 f"'{text[:100]}' is neither a folder nor a repo of a ready-made draft: give a GPTQ "
                 "checkpoint of the same model."
@@ -120,8 +118,7 @@ class ModelsService:
             draft = str(resolve_model(draft).folder)  # has arrived meanwhile, or says that it has not
         ready_made = "" if draft in (BACKGROUND, INSTANT) else draft
         kept = self.chats.load_settings.of_model(model)
-        if from_disk:
-            kept = replace(kept, experts_on="disk")
+        kept = replace(kept, experts_on="disk") if from_disk else kept
         by_layer = kept.drafter == "mtp"  # which a ready-made draft excludes
         load = replace(
             kept, draft=ready_made, drafter="auto" if ready_made and by_layer else kept.drafter,
@@ -184,15 +181,20 @@ class ModelsService:
             return self.opened
 
     def _arrived(self, download: Download) -> None:
-        """In the queue's thread: list the model, and load it if that was wanted."""
+        """In the queue's thread: list the model, and load it if that was wanted, or anew if it is loaded."""
         self.shelf.refresh()
-        if not download.then_chat or download.role == "draft":
+        anew = self.is_loaded(download.repo_id)  # without what has come now
+        if not (download.then_chat or anew) or download.role == "draft":
             return
         while self.chats.runner.busy():
             if self._closed.wait(_POLL_S):
                 return
         try:
-            self.chat_with(download.repo_id, download.draft, from_disk=download.from_disk)
+            if anew and self.is_loaded(download.repo_id):
+                self.unload()
+                self.load_anew()
+            else:
+                self.chat_with(download.repo_id, download.draft, from_disk=download.from_disk)
         except LocalMoeError as error:
             self.notice = (download.repo_id, str(error))
 
@@ -211,8 +213,7 @@ class ModelsService:
         draft = self.chats.holder.config.draft_dir
         if draft is not None and draft in folders and self.chats.holder.status().phase in _HELD:
             raise ConfigError(f"{name} drafts for the loaded model: load that without it first.")
-        waiting = self.queue.find(name)
-        if waiting is not None:
+        if (waiting := self.queue.find(name)) is not None:
             self.queue.cancel(waiting.id)
             return ""
         return f"Deleted {name}: {format_bytes(self.shelf.delete(name))} are free again."
@@ -244,8 +245,7 @@ class ModelsService:
     def set_token(self, text: str) -> str:
         """Keep a token and ask again for what was refused without one."""
         save_token(text)
-        found = self.finder.view()
-        for repo_id, known in found.facts.items():
+        for repo_id, known in self.finder.view().facts.items():
             if not isinstance(known, ModelFacts) and known.kind in ("GatedModelError", "RepoNotFoundError"):
                 self.finder.look_again(repo_id)
         for download in self.queue.view():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from app.models.picture_settings import get_settings
 from app.models.service import BACKGROUND, INSTANT, ModelsService
 from app.models_view import token_html
 from app.status_html import message_html
@@ -222,6 +223,7 @@ def _acts(models: ModelsService) -> Mapping[str, Callable[[str, str], str]]:
         "chat": lambda key, draft: models.chat_with(key, models.draft_for(key, draft)),
         "chat-disk": lambda key, draft: models.chat_with(key, models.draft_for(key, draft), from_disk=True),
         "go-on": lambda key, draft: models.go_on(key),
+        "get-settings": lambda key, draft: get_settings(models, key),
         "pause": quiet(models.queue.pause),
         "resume": quiet(models.queue.resume),
         "cancel": quiet(models.queue.cancel),

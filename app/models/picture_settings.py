@@ -1,0 +1,66 @@
+"""How a model reads pictures is said by a small file, which older versions of localmoe left out of a
+download: which models lack it, what to do, and getting it. Reads no such file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.texts import ENGLISH, Texts
+from localmoe.core.errors import ConfigError, LocalMoeError
+from localmoe.hub.download_record import DownloadRecord
+from localmoe.hub.local_models import resolve_model
+
+if TYPE_CHECKING:
+    from app.models.service import ModelsService
+
+FILES = ("preprocessor_config.json", "processor_config.json")  # one of them; as localmoe.vision.image_reader
+
+
+def lacks_settings(folder: Path) -> bool:
+    """Whether a model that could read pictures does not know how."""
+    return not any((folder / name).is_file() for name in FILES)
+
+
+def why_unread(model: str, t: Texts = ENGLISH) -> str:
+    """Why a loaded model that could read pictures reads none, and what to do; "" if it does. model: by the
+    name, or the folder, that it was loaded by."""
+    try:
+        found = resolve_model(model)
+    except LocalMoeError:
+        return ""
+    if not lacks_settings(found.folder):
+        return ""
+    if _revision(found.folder):
+        return t(
+            "{model} was downloaded without what says how it reads pictures: press {button} under Models, "
+            "then attach them again.", model=found.name, button=t("Get its picture settings"),
+        )  # fmt: skip
+    return t(
+        "{model} lacks what says how it reads pictures: put its makers' {file} into its folder and load it "
+        "again.", model=found.name, file=FILES[0],
+    )  # fmt: skip
+
+
+def can_get_settings(folder: Path) -> bool:
+    """Whether the file is missing where a download brings it: in a model that localmoe has downloaded."""
+    return lacks_settings(folder) and bool(_revision(folder))
+
+
+def get_settings(models: ModelsService, name: str) -> str:
+    """Fetch what a model lacks, of the revision that is here: its weights stay. One that is loaded is loaded
+    again once that has come (`ModelsService`).
+
+    Raises:
+        ConfigError: nothing is missing any more.
+    """
+    folders = [model.folder for model in models.shelf.view().models if model.name == name]
+    if not folders or not can_get_settings(folders[0]):
+        raise ConfigError(f"{name} has what it needs already: load it again.")
+    models.queue.add(name, _revision(folders[0]))
+    return ""
+
+
+def _revision(folder: Path) -> str:
+    record = DownloadRecord.read(folder)
+    return "" if record is None else record.revision
