@@ -40,7 +40,8 @@ from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
 T = TypeVar("T")
 _READ = ["GET", "HEAD"]  # HEAD is what health checks ask
-_QUICK_BYTES = 1 << 20  # larger bodies are read beside the event loop, so that others are answered meanwhile
+_QUICK_BYTES = 1 << 16  # larger bodies are read beside the event loop, so that others are answered meanwhile:
+# a file of this size may be a picture with notes of 64 MiB, and a MiB of such takes two seconds
 _MAX_DISCARDED_BYTES = 2 * MAX_BODY_BYTES  # a client that still sends would not read why it is refused
 
 

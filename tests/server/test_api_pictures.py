@@ -269,7 +269,7 @@ def test_pictures_may_be_larger_than_texts(api: Api, engine: ScriptedEngine) -> 
     assert "beside pictures" in str(refusal(api.post(CHAT, **wordy), 413)["message"])
 
 
-def test_others_are_answered_while_large_pictures_are_read(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_answered_while_pictures_are_read(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(data: bytes) -> None:
@@ -277,7 +277,7 @@ def test_others_are_answered_while_large_pictures_are_read(api: Api, monkeypatch
         assert go_on.wait(30)
 
     monkeypatch.setattr(pictures, "check_image", slow)
-    asking = threading.Thread(target=lambda: api.post(CHAT, **body(CHAT, picture(CHAT, bytes(2 << 20)))))
+    asking = threading.Thread(target=lambda: api.post(CHAT, **body(CHAT, picture(CHAT, bytes(1 << 16)))))
     asking.start()
     assert begun.wait(30)
     assert api.client.get("/health").status_code == 200
