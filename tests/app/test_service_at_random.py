@@ -58,7 +58,7 @@ def actions(benchmarks: BenchmarkService, draw: random.Random) -> dict[str, Call
         "show it": lambda: service.send(draw.choice([None, chat_id]), text, (service.pictures.keep(RED),)),
         "retry": lambda: service.retry(chat_id),
         "continue": lambda: service.continue_answer(chat_id),
-        "edit": lambda: service.edit(chat_id, node, text),
+        "edit": lambda: service.edit(chat_id, node, text, draw.choice([None, ()])),
         "show": lambda: service.show(chat_id, node),
         "rename": lambda: service.chats.rename(chat_id, text),
         "delete": lambda: service.delete(chat_id),
