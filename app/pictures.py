@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from app.files import refused
@@ -50,6 +51,7 @@ class PictureStore:
     def __init__(self, folder: Path) -> None:
         """The folder is made with the first picture."""
         self._folder = folder
+        self._lock = threading.Lock()  # what is attached just now is not removed
 
     def keep(self, data: bytes) -> str:
         """Put a picture on the disk, if it is not there; its id.
@@ -63,10 +65,11 @@ class PictureStore:
         path = self._folder / found
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # as chats, for their owner alone
-            if path.is_file() and path.stat().st_size == len(data):
-                os.utime(path)  # unsent for a day from now on
-            else:
-                write_whole(path, data)
+            with self._lock:
+                if path.is_file() and path.stat().st_size == len(data):
+                    os.utime(path)  # unsent for a day from now on
+                    return found
+            write_whole(path, data)
         except OSError as error:
             raise PictureError(refused("The picture could not be saved", self._folder, error)) from error
         return found
@@ -105,6 +108,15 @@ class PictureStore:
                 "A picture of this chat is not on the disk any more: attach the same file again, which "
                 "brings it back, or edit its message and remove it there."
             )
+
+    def remove_sent(self, sent: Mapping[str, float]) -> None:
+        """Remove pictures of a chat that is gone: id -> when it was sent last, in seconds since 1970. What
+        was attached since then stays, as a message that is being written may have it."""
+        for one, at in sent.items():
+            path = self._folder / one
+            with self._lock, contextlib.suppress(OSError):  # costs a little room
+                if path.stat().st_mtime <= at:
+                    path.unlink()
 
     def remove_unused(self, used: Collection[str] | None) -> None:
         """Remove pictures older than a day that are not `used` (None: nobody knows), and what a kill left

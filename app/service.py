@@ -126,12 +126,16 @@ class ChatService:
             self.chats.show(chat_id, node)
 
     def delete(self, chat_id: str) -> None:
-        """Remove a chat; an answer being written in it ends."""
+        """Remove a chat, with the pictures that it alone has; an answer being written in it ends."""
         with self.asking:
-            self.chats.get(chat_id)
+            nodes = self.chats.get(chat_id).tree.nodes
             if self.runner.running(chat_id):
                 self.runner.stop()
             self.chats.delete(chat_id)
+            sent = {one: node.created for node in nodes for one in node.images}  # the latest version is last
+            used = self.chats.pictures() if sent else set()
+            if used is not None:
+                self.pictures.remove_sent({one: at for one, at in sent.items() if one not in used})
 
     def import_chat(self, data: bytes) -> str:
         """Take an exported chat; its new id.

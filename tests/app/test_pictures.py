@@ -133,9 +133,24 @@ def test_old_pictures_that_no_chat_has_go_at_the_next_start(tmp_path: Path, load
     gone[2].write_bytes(b"half")
     other = folder / "notes.txt"
     other.write_text("mine")
-    assert all(path.exists() for path in gone), "a deleted chat's stays until the next start"
+    assert all(path.exists() for path in gone), "of the deleted one it was attached once more since"
     ChatService(tmp_path, loader, lambda: []).close()
     assert [path.exists() for path in [*kept, other, *gone]] == [True] * 3 + [False] * 3
+
+
+def test_a_deleted_chat_takes_its_pictures_along_but_those_that_are_wanted(seeing: ChatService) -> None:
+    ids = [seeing.pictures.keep(picture(colour)) for colour in ("red", "green", "blue")]
+    first = seeing.send(None, "look", ids)
+    finish(seeing)
+    seeing.edit(first, 0, "look again")
+    finish(seeing)
+    second = seeing.send(None, "and there", (ids[1],))
+    finish(seeing)
+    seeing.pictures.keep(picture("blue"))  # for a message that is not sent yet
+    seeing.delete(first)
+    assert [seeing.pictures.has(one) for one in ids] == [False, True, True]
+    seeing.delete(second)
+    assert [seeing.pictures.has(one) for one in ids] == [False, False, True]
 
 
 def test_a_picture_that_is_attached_again_is_young_again(store: PictureStore, tmp_path: Path) -> None:
