@@ -98,8 +98,8 @@
       say([told('left', files[0].name)]);
       return files.length;
     }
+    if (pictures.length) problems.push(...tray.hold(pictures).map((name) => told('many', name)));
     say([...new Set(problems)]);
-    if (pictures.length) tray.hold(pictures);
     if (blocks.length) append(box, blocks);
     return problems.length;
   };

@@ -91,7 +91,12 @@
       held = pictures.filter(({ id }, place) => pictures.findIndex((one) => one.id === id) === place);
       draw();
     };
-    const hold = (more) => set([...held, ...more]);
+    // Names of those that have no room any more, as others came meanwhile.
+    const hold = (more) => {
+      const added = more.filter(({ id }) => held.every((one) => one.id !== id)), room = Math.max(0, MOST - held.length);
+      set([...held, ...added.slice(0, room)]);
+      return added.slice(room).map(({ name }) => name);
+    };
     const wait = (refused) => {
       coming.add(refused);
       refused.finally(() => coming.delete(refused));
@@ -104,7 +109,7 @@
   composer.list.id = 'lm-held';
   const hold = (pictures) => {
     if (!composer.list.isConnected) window.localmoePart('lm-composer')?.before(composer.list);
-    composer.hold(pictures);
+    return composer.hold(pictures);
   };
 
   // JSON of the ids, for the message that is sent.

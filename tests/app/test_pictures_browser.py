@@ -157,6 +157,18 @@ def test_eight_are_taken_once_each_and_what_is_none_is_named(page: PageDriver) -
 
 
 @pytest.mark.slow
+def test_of_many_that_come_at_once_eight_are_taken(page: PageDriver) -> None:
+    page.page.evaluate(HELD)
+    for i in range(9):
+        page.page.evaluate(PASTE, [*picture((i, 0, 0))])
+    page.wait_text("#lm-attached", "Reading image.png")
+    page.evaluate("window.letSend()")
+    page.wait_text("#lm-attached", "image.png was left out: a message takes 8 pictures.")
+    wait_for(lambda: len(held(page)) == 8, 10, "eight of them")
+    page.evaluate("window.sendAtOnce()")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious_where_there_are_pictures(
     page: PageDriver, server: Server, theme: str
