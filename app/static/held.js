@@ -1,7 +1,7 @@
 // Pictures of a message that is being written or edited: made smaller here where they are large, uploaded at once, and shown
 // above its box until the message is sent or they are removed.
 (() => {
-  const MOST = 8, LONGEST = 2048; // pictures of a message; pixels
+  const MOST = 8, PIXELS = 1 << 22, LONGEST = 8192; // pictures of a message; of a picture, and of its longer side
   const LARGE = 4 << 20, SMALL = 1 << 18; // bytes; pixels of one that takes little room as PNG too
   const texts = () => window.localmoePart('lm-attach-texts')?.dataset ?? {};
   const told = (why, name) => texts()[why].replace('{name}', () => name);
@@ -11,7 +11,8 @@
     || (begins(bytes, 'RIFF') && begins(bytes, 'WEBP', 8)) || (begins(bytes, 'BM') && begins(bytes, '\0\0\0\0', 6));
 
   const smaller = async (image, name) => {
-    const share = Math.min(1, LONGEST / Math.max(image.width, image.height)), canvas = document.createElement('canvas');
+    const canvas = document.createElement('canvas'), longer = Math.max(image.width, image.height);
+    const share = Math.min(1, Math.sqrt(PIXELS / (image.width * image.height)), LONGEST / longer);
     const width = canvas.width = Math.max(1, Math.round(share * image.width));
     const height = canvas.height = Math.max(1, Math.round(share * image.height));
     const pen = canvas.getContext('2d');
@@ -33,8 +34,8 @@
       throw new Error(told('kind', file.name));
     }
     try {
-      const large = Math.max(image.width, image.height) > LONGEST || file.size > LARGE;
-      return large ? await smaller(image, file.name) : file;
+      const many = image.width * image.height > PIXELS || Math.max(image.width, image.height) > LONGEST;
+      return many || file.size > LARGE ? await smaller(image, file.name) : file;
     } finally {
       image.close();
     }

@@ -136,7 +136,7 @@ def test_what_is_large_is_made_smaller_before_it_is_sent(page: PageDriver, serve
     wait_held(page, "wide.png", "clear.png", "noise.bmp", "small.webp")
     made = {kind_and_size(one) for one in (server.home / "images").glob("*") if one not in before}
     small = ("WEBP", (60, 40))
-    assert made == {("JPEG", (2048, 410)), ("PNG", (2048, 1024)), ("JPEG", (1200, 1200)), small}
+    assert made == {("JPEG", (4579, 916)), ("PNG", (2896, 1448)), ("JPEG", (1200, 1200)), small}
 
 
 @pytest.mark.slow
