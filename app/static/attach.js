@@ -58,7 +58,7 @@
   // Behind what is there. Who types goes on where the caret is; nobody who types elsewhere is brought here.
   const append = (box, blocks) => {
     const { selectionStart, selectionEnd, scrollTop } = box, typing = document.activeElement;
-    const busy = typing === box && box.value, free = !typing || typing === document.body || typing.id === 'lm-attach';
+    const busy = typing === box && box.value, free = !typing || typing.matches('body, #lm-attach, .lm-last *');
     const before = box.value && `${box.value.replace(/\n*$/, '')}\n\n`;
     const set = Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set;
     set.call(box, `${before}${blocks.join('\n')}\n`);

@@ -52,10 +52,11 @@ scroll.addEventListener('focusin', ({ target }) => {
 // Ctrl+Enter sends this message, not the new one below; Esc leaves it as it was, and stops no answer.
 scroll.addEventListener('keydown', (event) => {
   const sends = event.key === 'Enter' && (event.ctrlKey || event.metaKey), ends = event.key === 'Escape';
-  if (!(sends || ends) || !event.target.matches('.lm-turns textarea')) return;
+  const box = event.target.closest('.lm-turns .user-row')?.querySelector('textarea'); // or a button of its pictures
+  if (!(sends || ends) || !box) return;
   event.preventDefault();
   event.stopPropagation();
-  const buttons = buttonsOf(event.target);
+  const buttons = buttonsOf(box);
   buttons?.querySelectorAll('button')[sends ? 0 : 1]?.click();
   if (ends) setTimeout(() => [...buttons.querySelectorAll('button')].at(-1)?.focus());
 });

@@ -235,7 +235,7 @@ def test_an_edit_is_left_as_it_was_or_refused_and_loses_no_picture(page: PageDri
         page.page.click(f"{EDITED} button[aria-label=Attach]")
     chooser.value.set_files([given("red.png", RED)])
     wait_edited(page, "red.png")
-    page.press("Cancel", "#lm-turn")
+    page.page.press(f"{EDITED} button[aria-label=Attach]", "Escape")
     page.page.wait_for_selector(EDITED, state="detached")
     assert page.page.locator("#lm-turn .placed img").count() == 0
     page.send("a long story")
