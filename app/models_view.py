@@ -136,8 +136,7 @@ def _local(models: ModelsService, model: LocalModel, known: ModelFacts | Failure
     chat, delete = chat_button(model.name, fit, t), ""
     if ready:
         chat += button(t("Unload"), "unload", model.name, label=f"{t('Unload')} {model.name}")
-    reads = isinstance(known, ModelFacts) and known.footprint.image_bytes > 0
-    if reads and can_get_settings(model.folder) and models.queue.find(model.name) is None:
+    if can_get_settings(model) and models.queue.find(model.name) is None:
         text = t("Get its picture settings")
         chat += button(text, "get-settings", model.name, label=f"{text} {model.name}")
     if model.source in ("localmoe", "huggingface") and not current:

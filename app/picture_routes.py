@@ -26,11 +26,11 @@ def why_no_pictures(status: EngineStatus, t: Texts = ENGLISH) -> str:
     if status.info is None:
         return t("No model is loaded: choose one that reads pictures under Models, then attach them again.")
     if not status.info.reads_images:
-        return t(
+        return why_unread(status.model, t) or t(
             "{model} reads no pictures: load a model that does under Models, then attach them again.",
             model=status.info.name,
         )
-    return why_unread(status.model, t)
+    return ""
 
 
 def add_picture_routes(app: FastAPI, service: ChatService) -> None:

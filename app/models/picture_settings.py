@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from app.texts import ENGLISH, Texts
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.hub.download_record import DownloadRecord
-from localmoe.hub.local_models import resolve_model
+from localmoe.hub.local_models import LocalModel, resolve_model
+from localmoe.model.vision_kinds import KINDS
 
 if TYPE_CHECKING:
     from app.models.service import ModelsService
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
 FILES = ("preprocessor_config.json", "processor_config.json")  # one of them; as localmoe.vision.image_reader
 
 
-def lacks_settings(folder: Path) -> bool:
-    """Whether a model that could read pictures does not know how."""
-    return not any((folder / name).is_file() for name in FILES)
+def lacks_settings(model: LocalModel) -> bool:
+    """Whether it could read pictures, but does not know how; it runs as one that reads none."""
+    return model.architecture in KINDS and not any((model.folder / name).is_file() for name in FILES)
 
 
 def why_unread(model: str, t: Texts = ENGLISH) -> str:
-    """Why a loaded model that could read pictures reads none, and what to do; "" if it does. model: by the
-    name, or the folder, that it was loaded by."""
+    """Why a model that could read pictures reads none, and what to do; "" of any other. model: by the name,
+    or the folder, that it was loaded by."""
     try:
         found = resolve_model(model)
     except LocalMoeError:
         return ""
-    if not lacks_settings(found.folder):
+    if not lacks_settings(found):
         return ""
     if _revision(found.folder):
         return t(
@@ -42,9 +43,9 @@ def why_unread(model: str, t: Texts = ENGLISH) -> str:
     )  # fmt: skip
 
 
-def can_get_settings(folder: Path) -> bool:
+def can_get_settings(model: LocalModel) -> bool:
     """Whether the file is missing where a download brings it: in a model that localmoe has downloaded."""
-    return lacks_settings(folder) and bool(_revision(folder))
+    return lacks_settings(model) and bool(_revision(model.folder))
 
 
 def get_settings(models: ModelsService, name: str) -> str:
@@ -54,10 +55,10 @@ def get_settings(models: ModelsService, name: str) -> str:
     Raises:
         ConfigError: nothing is missing any more.
     """
-    folders = [model.folder for model in models.shelf.view().models if model.name == name]
-    if not folders or not can_get_settings(folders[0]):
+    found = [model for model in models.shelf.view().models if model.name == name]
+    if not found or not can_get_settings(found[0]):
         raise ConfigError(f"{name} has what it needs already: load it again.")
-    models.queue.add(name, _revision(folders[0]))
+    models.queue.add(name, _revision(found[0].folder))
     return ""
 
 

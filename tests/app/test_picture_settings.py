@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from app_process import wait_for
 from fake_engine import FakeLoader
-from hardware.example_models import QWEN
 
 from app.models.picture_settings import FILES, why_unread
 from app.models.queue_file import Download
 from app.models.service import INSTANT, ModelsService
 from app.models_view import shelf_html
+from app.picture_routes import why_no_pictures
 from app.service import ChatService
 from app.tabs.models import _acts
 from app.texts import ENGLISH, IN_CHINESE
 from localmoe.core.errors import ConfigError
-from localmoe.core.model_facts import ModelFacts
 from localmoe.hub.catalogue import models_folder
 from localmoe.hub.download_record import RECORD_FILE
 from localmoe.vision.image_reader import PROCESSOR_FILES
@@ -44,8 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def models(service: ChatService, folder: Path, tmp_path: Path) -> Iterator[ModelsService]:
     """Not started: what is in the queue waits."""
     made = ModelsService(tmp_path, service, {})
-    made.shelf._facts = lambda name: ModelFacts(replace(QWEN, image_bytes=1 if name == NAME else 0), 2, 9)
-    made.shelf.refresh(closely=True)
+    made.shelf.refresh()
     wait_for(lambda: not made.shelf.moves())
     yield made
     made.close()
@@ -81,6 +78,8 @@ def test_a_loaded_model_is_loaded_again_as_it_was_once_they_have_come(
 ) -> None:
     models.chat_with(NAME, INSTANT)
     wait_for(lambda: models.progress_flow() == 1)
+    told = why_no_pictures(models.chats.holder.status())
+    assert told == why_unread(NAME) != "", "and not that the model reads none"
     engines, settings = len(loader.engines), models.chats.load_settings
     models._arrived(Download("1", NAME, state="done"))
     wait_for(lambda: models.progress_flow() == 2)
@@ -96,4 +95,4 @@ def test_who_attaches_a_picture_is_told_what_to_do(folder: Path) -> None:
     assert "put its makers' preprocessor_config.json into its folder" in why_unread(NAME)
     assert why_unread(NAME, IN_CHINESE) != why_unread(NAME)
     (folder / FILES[0]).touch()
-    assert why_unread(NAME) == why_unread("org/unknown") == ""
+    assert why_unread(NAME) == why_unread("org/unknown") == why_unread("demo") == ""
