@@ -19,6 +19,10 @@ from localmoe.vision.image_file import check_image
 
 MAX_PICTURES = 8  # of a message
 UNSENT_S = 24 * 3600.0  # for so long a picture is kept that no chat has
+_GONE = (
+    "A picture of this chat is not on the disk any more: attach the same file again, which brings it back, "
+    "or edit its message and remove it there."
+)
 _ID = re.compile(r"[0-9a-f]{64}")
 _KINDS = (  # by how their files begin
     (b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
@@ -66,7 +70,7 @@ class PictureStore:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # as chats, for their owner alone
             with self._lock:
-                if path.is_file() and path.stat().st_size == len(data):
+                if path.is_file() and path.read_bytes() == data:
                     os.utime(path)  # unsent for a day from now on
                     return found
             write_whole(path, data)
@@ -82,20 +86,29 @@ class PictureStore:
         """The bytes of a picture.
 
         Raises:
-            PictureError: it is not there, or cannot be read.
+            PictureError: it is not there, or not as it was kept, or cannot be read.
         """
-        self.check((wanted,))
+        data = self._read(wanted)
+        if data is None:
+            raise PictureError(_GONE)
+        return data
+
+    def read_all(self, wanted: Iterable[str]) -> dict[str, bytes]:
+        """The bytes of those that are there, by id. Raises as `read` if one cannot be read."""
+        found = {one: self._read(one) for one in dict.fromkeys(wanted)}
+        return {one: data for one, data in found.items() if data is not None}
+
+    def _read(self, wanted: str) -> bytes | None:
+        if not self.has(wanted):
+            return None
         try:
-            return (self._folder / wanted).read_bytes()
+            data = (self._folder / wanted).read_bytes()
         except OSError as error:
             raise PictureError(
                 f"A picture of this chat could not be read from {self._folder} ({error.strerror or error}): "
                 "make it readable and try again."
             ) from error
-
-    def read_all(self, wanted: Iterable[str]) -> dict[str, bytes]:
-        """The bytes of those that are there, by id. Raises as `read` if one cannot be read."""
-        return {one: self.read(one) for one in dict.fromkeys(wanted) if self.has(one)}
+        return data if picture_id(data) == wanted else None  # the disk has damaged it
 
     def check(self, wanted: Iterable[str]) -> None:
         """See that they are there.
@@ -104,10 +117,7 @@ class PictureStore:
             PictureError: one is not.
         """
         if not all(map(self.has, wanted)):
-            raise PictureError(
-                "A picture of this chat is not on the disk any more: attach the same file again, which "
-                "brings it back, or edit its message and remove it there."
-            )
+            raise PictureError(_GONE)
 
     def remove_sent(self, sent: Mapping[str, float]) -> None:
         """Remove pictures of a chat that is gone: id -> when it was sent last, in seconds since 1970. What

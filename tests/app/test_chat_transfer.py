@@ -26,7 +26,7 @@ from app.chats import ChatError
 from app.context_meter import NOTHING, ContextUse, context_use, has_room_to_continue, meter_html
 from app.messages import history_entries, split_turns, turn_entries
 from app.models.service import ModelsService
-from app.pictures import picture_id
+from app.pictures import PictureStore, picture_id
 from app.server import make_app
 from app.service import ChatService
 from app.texts import ENGLISH, IN_CHINESE
@@ -231,6 +231,15 @@ def test_a_picture_of_a_file_that_is_none_is_refused_in_one_sentence(given: obje
     found = json.loads(export_json(with_pictures(RED_ID, TEXT_ID)))
     with pytest.raises(ChatImportError, match=sentence):
         import_chat(json.dumps({**found, "pictures": given}).encode())
+
+
+def test_a_picture_that_was_cut_keeps_no_chat_from_being_imported_again(tmp_path: Path) -> None:
+    store = PictureStore(tmp_path)
+    red, blue = store.keep(picture("red")), store.keep(picture("blue"))
+    (tmp_path / blue).write_bytes(b"cut")
+    chat = with_pictures(red, blue)
+    again = import_chat(export_json(chat, store.read_all(chat.images)).encode())
+    assert again.chat.images == (red, blue) and [*again.pictures] == [red]
 
 
 def test_what_no_message_has_is_not_imported() -> None:

@@ -98,11 +98,17 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     assert list((tmp_path / "images").iterdir()) == []
 
 
-def test_attaching_a_file_again_mends_one_that_was_cut(store: PictureStore, tmp_path: Path) -> None:
+def test_attaching_a_file_again_mends_one_that_the_disk_has_damaged(
+    store: PictureStore, tmp_path: Path
+) -> None:
     found = store.keep(RED)
-    (tmp_path / "images" / found).write_bytes(RED[:20])
-    store.keep(RED)
-    assert store.read(found) == RED
+    for damaged in (RED[:20], bytes(len(RED))):
+        (tmp_path / "images" / found).write_bytes(damaged)
+        with pytest.raises(PictureError, match="attach the same file again, which brings it back"):
+            store.read(found)
+        assert store.read_all((found,)) == {}
+        store.keep(RED)
+        assert store.read(found) == RED and store.read_all((found,)) == {found: RED}
 
 
 @pytest.mark.parametrize(
