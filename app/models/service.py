@@ -193,7 +193,7 @@ class ModelsService:
             if anew and self.is_loaded(download.repo_id):
                 self.unload()
                 self.load_anew()
-            else:
+            elif download.then_chat:
                 self.chat_with(download.repo_id, download.draft, from_disk=download.from_disk)
         except LocalMoeError as error:
             self.notice = (download.repo_id, str(error))

@@ -87,6 +87,24 @@ def test_a_loaded_model_is_loaded_again_as_it_was_once_they_have_come(
     assert models.chats.holder.status().phase == "ready" and models.notice == ("", "")
 
 
+def test_another_model_that_is_loaded_meanwhile_stays(
+    models: ModelsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy() -> bool:
+        """An answer, at whose end somebody loads another model."""
+        models.chat_with("org/other", INSTANT)
+        wait_for(lambda: models.chats.holder.status().phase == "ready")
+        return False
+
+    models.chat_with(NAME, INSTANT)
+    wait_for(lambda: models.progress_flow() == 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(models.chats.runner, "busy", busy)
+        models._arrived(Download("1", NAME, state="done"))
+    status = models.chats.holder.status()
+    assert (status.phase, status.model) == ("ready", "org/other")
+
+
 def test_who_attaches_a_picture_is_told_what_to_do(folder: Path) -> None:
     for name in (NAME, str(folder)):
         assert "press Get its picture settings under Models" in why_unread(name)
