@@ -65,9 +65,8 @@ def import_chat(data: bytes) -> Imported:
         ChatImportError: it is too large, or no chat, or a picture of it is none.
     """
     _check_bytes(len(data), MAX_WITH_PICTURES)
-    if (
-        len(data) > MAX_BYTES
-    ):  # what is no picture takes up to thirty times its size in memory, once it is read
+    if len(data) > MAX_BYTES:
+        # before it is read, as what is no picture then takes up to thirty times its size in memory
         encoded = sum(found.end() - found.start() for found in _BASE64.finditer(data))
         _check_bytes(len(data) - encoded, MAX_BYTES)
     try:
