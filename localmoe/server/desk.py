@@ -115,6 +115,7 @@ class AnswerDesk:
             with self._changed:
                 self._current = None
             ticket.deliver(last)  # now, so that who has read it finds the engine free
+            del ticket, last  # while nobody asks, its pictures need no room
             if self.counts() == (0, 0):
                 self._on_idle()
 

@@ -7,6 +7,7 @@ import base64
 import io
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ from localmoe.core.stream import StreamEvent
 from localmoe.core.tools import ToolCall
 from localmoe.core.types import Image, Message
 from localmoe.server import fields, pictures
+from localmoe.server.desk import AnswerDesk
+from localmoe.server.order import Order
 from localmoe.server.pictures import MAX_PICTURES, PictureReader, Said, said
 from localmoe.vision.image_file import MAX_IMAGE_BYTES
 
@@ -319,6 +322,17 @@ def test_a_model_that_reads_no_pictures_says_so(path: str) -> None:
         answer = api.post(path, **body(path, text(path, "a"), picture(path, ONE)))
         assert answer.status_code == 400 and "This model reads no pictures" in answer.text
         assert api.post(path, **body(path, text(path, "a"))).status_code == 200
+
+
+def test_a_server_that_nobody_asks_keeps_no_pictures() -> None:
+    answered = threading.Event()
+    desk = AnswerDesk(ScriptedEngine(blind, opened=True), 1, answered.set)
+    asked = GenerationRequest(messages=(Message("user", "a", images=(Image(ONE),)),))
+    ticket = weakref.ref(desk.submit(Order(asked, (), False, False), lambda delta: None))
+    assert answered.wait(30)
+    assert ticket() is None
+    desk.close()
+    desk.join()
 
 
 def test_what_is_said_is_text_or_parts() -> None:
