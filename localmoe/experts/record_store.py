@@ -17,8 +17,10 @@ from torch import Tensor
 from localmoe.core.types import ExpertKey
 from localmoe.experts.records import RecordLayout
 from localmoe.kernels.bf12_tiles import Bf12Matrix
+from localmoe.kernels.fp8_tiles import Fp8Matrix
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.quant.float8 import decode_rows
 from localmoe.quant.mxfp4 import BLOCK_BYTES, decode
 
 
@@ -137,6 +139,14 @@ class RecordStore(ABC):
         """gate, if there is one, up and down of one in BF12."""
         return self.layouts[key.layer].bf12_views(self.record(key))
 
+    def fp8_views(self, key: ExpertKey) -> tuple[Fp8Matrix, ...]:
+        """The same of one in FP8."""
+        return self.layouts[key.layer].fp8_views(self.record(key))
+
+    def packed_views(self, key: ExpertKey) -> tuple[Bf12Matrix, ...] | tuple[Fp8Matrix, ...]:
+        """Those of the form, whose matrices are packed one by one."""
+        return self.layouts[key.layer].packed_views(self.record(key))
+
     def weights(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
         """(gate_up, down) of one expert in the orientation of the model's module, to read; codes decoded."""
         return self.matrix(key, 0), self.matrix(key, 1)
@@ -149,6 +159,9 @@ class RecordStore(ABC):
         if layout.bf12:
             *gate_up, down = self.bf12_views(key)
             return down.take() if part else torch.cat([matrix.take() for matrix in gate_up])
+        if layout.fp8:
+            *halves, last = self.fp8_views(key)
+            return torch.cat([decode_rows(*matrix.take()) for matrix in ([last] if part else halves)])
         matrix = _decoded(self.mxfp4_views(key)[part]).to(self.dtype)
         return matrix.T if layout.transposed else matrix
 

@@ -10,6 +10,9 @@ from localmoe.experts.records import RecordLayout
 
 def same_record(layout: RecordLayout, one: Tensor, other: Tensor) -> bool:
     """Of any device; what follows a record does not count."""
+    if layout.fp8:  # of whole pages
+        pairs = zip(layout.fp8_views(one.cpu()), layout.fp8_views(other.cpu()), strict=True)
+        return all(torch.equal(a.codes, b.codes) and torch.equal(a.scales, b.scales) for a, b in pairs)
     if not layout.bf12:
         size = min(len(one), len(other))
         return torch.equal(one[:size].cpu(), other[:size].cpu())
