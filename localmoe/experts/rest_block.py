@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from localmoe.experts.records import RecordLayout
-from localmoe.kernels import bf12_tiles
+from localmoe.kernels import bf12_tiles, fp8_tiles
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS, WORD_COLUMNS, code_bytes, scale_bytes
 from localmoe.kernels.rests import JOB_WORDS, LOAD_WORDS, REST_WORDS, WORD_BYTES, RestPiece, RestView
 
@@ -64,6 +64,8 @@ def rest_pieces(layout: RecordLayout, interleaved: bool, quantum: int, dtype: to
         return []
     if layout.bf12:
         pieces = _bf12(layout)
+    elif layout.fp8:
+        pieces = _fp8(layout, quantum)
     elif layout.mxfp4:
         pieces = _mxfp4(layout, interleaved, quantum)
     else:
@@ -107,6 +109,27 @@ def _bf12(layout: RecordLayout) -> list[RestPiece]:
     return [
         *pieces,
         RestPiece((matrices - 1) * matrix, pitch, hidden // height, bf12_tiles.TILE_COLUMNS, tile),
+    ]
+
+
+def _fp8(layout: RecordLayout, quantum: int) -> list[RestPiece]:
+    """Of gate's, if there is one, and up's codes and scales, and of down's, in strips of 16 rows."""
+    hidden, inner, height = layout.hidden, layout.inner, fp8_tiles.TILE_ROWS
+    matrices = len(layout.matrices)
+    matrix = fp8_tiles.code_bytes(inner, hidden) // WORD_BYTES
+    beside = fp8_tiles.scale_bytes(inner, hidden) // WORD_BYTES
+    pieces = []
+    for first, size in ((0, matrix), (matrices * matrix, beside)):
+        width = size // inner * height
+        pieces += [RestPiece(first + part * size, width, 0, height, width) for part in range(matrices - 1)]
+    down, strips = (matrices - 1) * matrix, hidden // height
+    tile = height * fp8_tiles.TILE_COLUMNS // WORD_BYTES
+    scales, group = matrices * matrix + (matrices - 1) * beside, fp8_tiles.SCALE_COLUMNS
+    pitch, whole = height * -(-inner // group), quantum % group == 0
+    return [
+        *pieces,
+        RestPiece(down, height * inner // WORD_BYTES, strips, fp8_tiles.TILE_COLUMNS, tile),
+        RestPiece(scales, pitch, strips, group, height, whole),
     ]
 
 

@@ -9,12 +9,14 @@ import triton
 import triton.language as tl
 
 from localmoe.kernels.gpu import bf12_weights as bf12
+from localmoe.kernels.gpu import fp8_weights as fp8
 from localmoe.kernels.gpu.mxfp4_weights import code_places, decode, scale_places
 
 # forms, see kernels.weight_forms
 PLAIN = tl.constexpr(0)
 MXFP4 = tl.constexpr(1)
 BF12 = tl.constexpr(2)
+FP8 = tl.constexpr(3)
 
 
 @triton.jit
@@ -178,6 +180,10 @@ def gate_up(
         gate, up = _bf12_gate_up(
             x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, STRAYS, GATED, KEEP, PTX, BM, BN, BK
         )
+    elif FORM == FP8:
+        gate, up = fp8.gate_up(
+            x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, GATED, KEEP, PTX, BM, BN, BK
+        )
     elif FORM == MXFP4:
         tl.static_assert(GATED)  # see records.RecordLayout.fits_mxfp4
         a_at = x + rows[:, None] * x_stride + tl.arange(0, BK)[None, :]
@@ -247,10 +253,14 @@ def down(
         acc = _bf12_down(
             inner + pair * I, ok, w, keep, nb, skipped, SIDE, H, I, MORE_STRAYS, KEEP, PTX, BM, BN, BK
         )
+    elif FORM == FP8:
+        # behind its codes and gate's and up's scales
+        S: tl.constexpr = I * H // 4 + (2 if GATED else 1) * I * ((H + 127) // 128)
+        acc = fp8.down(inner + pair * I, ok, w, keep, nb, skipped, S, I, KEEP, PTX, BM, BN, BK)
     elif FORM == MXFP4:
         a_at = inner + pair[:, None] * I + tl.arange(0, BK)[None, :]
-        S: tl.constexpr = I * H // 8 + 2 * I * ((H + 127) // 128)  # behind its codes and gate_up's scales
-        acc = _mxfp4_tile(a_at, ok, w, keep, nb * BN, skipped, S, S, H, I, KEEP, PTX, BM, BN, BK)
+        W: tl.constexpr = I * H // 8 + 2 * I * ((H + 127) // 128)  # behind its codes and gate_up's scales
+        acc = _mxfp4_tile(a_at, ok, w, keep, nb * BN, skipped, W, W, H, I, KEEP, PTX, BM, BN, BK)
     else:
         acc = _down_tile(inner, pair, ok, w, keep, nb, skipped, SPLIT, H, I, TRANSPOSED, KEEP, BM, BN, BK)
     return acc

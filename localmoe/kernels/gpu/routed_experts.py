@@ -30,7 +30,7 @@ from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
 from localmoe.kernels.weight_forms import WeightForm
 
 # as expert_tiles names them
-_FORMS = {WeightForm.PLAIN: 0, WeightForm.MXFP4: 1, WeightForm.BF12: 2}
+_FORMS = {WeightForm.PLAIN: 0, WeightForm.MXFP4: 1, WeightForm.BF12: 2, WeightForm.FP8: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ class ExpertShape:
         """Whether it is in BF12."""
         return self.form is WeightForm.BF12
 
+    @property
+    def fp8(self) -> bool:
+        """Whether it is in FP8."""
+        return self.form is WeightForm.FP8
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -74,15 +79,18 @@ class Launch:
 # in BF12: tiles as they lie, so that each load is of whole lines of memory
 _STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 5)
 _TALL_STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 3)  # of a prompt's rows, which are more bytes than the codes
+_FP8, _TALL_FP8 = Launch(32, TILE_COLUMNS, 2, 5), Launch(64, TILE_COLUMNS, 4, 3)
 _TALL = 64  # rows
 _WAITING = 8  # tokens whose sums each wait for the CPU's answer themselves
-_STRIPS_AHEAD = 4  # that are copied ahead at a time, so that many bytes are on their way
+_COLUMNS_AHEAD = 64  # that are copied ahead at a time, so that many bytes are on their way
 
 
 def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for gate_up; measured (benchmarks/routed_experts.py --sweep, long_prompts.py)."""
     if shape.bf12:
         return _TALL_STRIP if rows >= _TALL else _STRIP
+    if shape.fp8:
+        return _TALL_FP8 if rows >= _TALL else _FP8
     if shape.mxfp4:
         return Launch(32, _coded_block_k(shape.hidden), 2, 5)
     return Launch(32 if shape.hidden % 128 == 0 else 64, _block_k(shape.hidden), 2, 4)
@@ -92,6 +100,8 @@ def down_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for down; measured likewise."""
     if shape.bf12:
         return _TALL_STRIP if rows >= _TALL else _STRIP
+    if shape.fp8:
+        return _TALL_FP8 if rows >= _TALL else _FP8
     if shape.mxfp4:  # two warps keep tall tiles on the tensor cores' step that short ones take
         return Launch(32, _coded_block_k(shape.inner), 2, 5)
     return Launch(64, _block_k(shape.inner), 4, 4)
@@ -100,7 +110,7 @@ def down_launch(shape: ExpertShape, rows: int) -> Launch:
 def split_quantum(inner: int, form: WeightForm) -> int:
     """Inner columns by which an expert may be split between GPU and CPU, such that the GPU's loads stay
     aligned and it reads whole blocks of codes; 0: not at all."""
-    if form is WeightForm.BF12:
+    if form in (WeightForm.BF12, WeightForm.FP8):
         return TILE_COLUMNS
     if form is WeightForm.MXFP4:
         return _coded_block_k(inner)
@@ -111,8 +121,8 @@ def stage_block(shape: ExpertShape) -> int:
     """Inner columns that are copied ahead at a time, as some of gate_up's programs read them; 0: its records
     do not come in such pieces."""
     block, interleaved = gate_up_launch(shape, 1).block_n, shape.activation.interleaved
-    if shape.bf12:
-        return _STRIPS_AHEAD * block
+    if shape.bf12 or shape.fp8:
+        return _COLUMNS_AHEAD
     if shape.mxfp4:
         return block if interleaved else 0
     scattered = shape.transposed or interleaved or block * shape.hidden % (8 * PARTS) != 0

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from localmoe.kernels.gpu.activations import apply_activation
 from localmoe.kernels.gpu.dependent import wait_for_previous
-from localmoe.kernels.gpu.expert_tiles import MXFP4, PLAIN, down, gate_up
+from localmoe.kernels.gpu.expert_tiles import FP8, MXFP4, PLAIN, down, gate_up
 from localmoe.kernels.gpu.lane_kernels import await_answer
 from localmoe.kernels.gpu.record_sources import record_at, source_of_block, wait_for_copy
 from localmoe.kernels.gpu.waiting import begin_experts, end_experts
@@ -59,7 +59,8 @@ def gate_up_kernel(
         anchor = x if FORM == PLAIN else words_at
         record = record_at(anchor, address)
         # from gate's weights to up's, or from both's codes to their scales, behind all codes
-        in_record: tl.constexpr = 3 * I * H // 8 if FORM != PLAIN else I if TRANSPOSED else I * H
+        plain: tl.constexpr = I if TRANSPOSED else I * H
+        in_record: tl.constexpr = plain if FORM == PLAIN else I * H // 4 if FORM == FP8 else 3 * I * H // 8
         behind = in_record
         if staged is not None:
             behind = tl.full([], in_record, tl.int64)
@@ -134,7 +135,8 @@ def down_kernel(
         anchor = inner if FORM == PLAIN else words_at
         # gate_up's weights
         both: tl.constexpr = 2 * I * H if GATED else I * H
-        behind: tl.constexpr = both if FORM == PLAIN else both // 8 if FORM == MXFP4 else 3 * both // 8
+        eighths: tl.constexpr = 8 if FORM == PLAIN else 1 if FORM == MXFP4 else 2 if FORM == FP8 else 3
+        behind: tl.constexpr = eighths * both // 8
         w, keep = record_at(anchor, address) + behind, record_at(anchor, landing) + behind
         SPLIT: tl.constexpr = skips is not None
         QUANTUM: tl.constexpr = BK if FORM != PLAIN else 64 if I % 64 == 0 else 16  # split_quantum's

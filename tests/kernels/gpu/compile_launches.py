@@ -306,7 +306,7 @@ def lane_of(
     words, numbers = torch.empty(experts, dtype=torch.int64), torch.empty(experts)
     whole = torch.empty(experts, dtype=torch.int32)
     box = MailboxLayout(tokens, top_k, experts, layout.hidden)
-    stage = StageBlock([layout] * 2, 32, torch.bfloat16, torch.device("cpu")).view(1)
+    stage = StageBlock([layout] * 2, 64 if layout.fp8 else 32, torch.bfloat16, torch.device("cpu")).view(1)
     rest = RestBlock([layout], [layout.mxfp4], [quantum], torch.bfloat16, torch.device("cpu")).view(0)
     assert stage is not None and rest is not None
     return (
@@ -363,15 +363,16 @@ def routed() -> None:
     for both in ((lane, None), (None, stage)):
         groups = groups_of(index, live, residency, *both)
         routed_experts(x, groups, index, shares, live, live, shape, 60, lane=both[0])
-    packed = replace(shape, form=WeightForm.BF12)
-    _, _, ahead = lane_of(9, 60, 4, replace(QWEN, form=WeightForm.BF12), 64)
-    copy_ahead(ahead, residency)
-    for view, part, rows in ((lane, None, 16), (None, ahead, 16), (None, None, 64)):
-        groups = groups_of(index, live, residency, view, part)
-        if rows == 64:
-            stream(x, groups, index, shares, live, packed, 60)
-        else:
-            routed_experts(x, groups, index, shares, live, live, packed, 60, block_rows=rows, lane=view)
+    for form in (WeightForm.BF12, WeightForm.FP8):
+        packed = replace(shape, form=form)
+        _, _, ahead = lane_of(9, 60, 4, replace(QWEN, form=form), 64)
+        copy_ahead(ahead, residency)
+        for view, part, rows in ((lane, None, 16), (None, ahead, 16), (None, None, 64)):
+            groups = groups_of(index, live, residency, view, part)
+            if rows == 64:
+                stream(x, groups, index, shares, live, packed, 60)
+            else:
+                routed_experts(x, groups, index, shares, live, live, packed, 60, block_rows=rows, lane=view)
     oai = ExpertShape(2880, 2880, True, Activation("swiglu_oai", 1.702, 7.0, interleaved=True))
     x, biases = torch.empty(9, 2880, dtype=torch.bfloat16), torch.empty(32, 5760, dtype=torch.bfloat16)
     groups = groups_of(index, live, residency)

@@ -20,6 +20,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.kernels import bf12_tiles
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.bf12_tiles import NOWHERE, Bf12Matrix
+from localmoe.kernels.fp8_tiles import Fp8Matrix
 from localmoe.kernels.gpu import bf12_weights
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
@@ -27,6 +28,7 @@ from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.residency import ON_HOST
 from localmoe.kernels.stage import StageView
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.quant.float8 import decode_rows, values
 
 ON_GPU = DEVICE.type == "cuda"
 CLOSE = 4e-3 if ON_GPU else 1.6e-2  # Triton's interpreter rounds to bfloat16 by cutting off
@@ -45,25 +47,44 @@ def awkward(rows: int, columns: int, chance: torch.Generator) -> Tensor:
     return weights.to(torch.bfloat16)
 
 
+def put(to: Tensor, matrix: Bf12Matrix | Fp8Matrix, chance: torch.Generator, strays: bool) -> Tensor:
+    """Weights of their own, and the same in 16 bits; what they are in float64."""
+    rows, columns = matrix.rows, matrix.columns
+    if isinstance(matrix, Bf12Matrix):
+        weights = awkward(rows, columns, chance)
+        to.copy_(weights if strays else weights.clamp(2.0**-7, 2.0))
+        matrix.put(0, to)
+        return to.double()
+    codes = torch.randn(rows, columns, generator=chance).mul_(60).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = torch.rand(rows, -(-columns // 128), generator=chance) / 200
+    assert matrix.put(0, codes, scales)
+    to.copy_(decode_rows(codes, scales))
+    return values()[codes.long()].double() * scales.double().repeat_interleave(128, 1)[:, :columns]
+
+
 class Both:
     """Experts of one layer in both forms, on the host and in slots of their own."""
 
-    def __init__(self, hidden: int, inner: int, strays: bool = True, gated: bool = True) -> None:
+    def __init__(
+        self, hidden: int, inner: int, strays: bool = True, gated: bool = True,
+        form: WeightForm = WeightForm.BF12,
+    ) -> None:  # fmt: skip
         chance = torch.Generator().manual_seed(3)
         height = 2 * inner if gated else inner
         shapes = (height, hidden), (hidden, inner)
         self.plain = RecordLayout(*shapes, transposed=False)
-        self.packed = RecordLayout(*shapes, transposed=False, form=WeightForm.BF12)
+        self.packed = RecordLayout(*shapes, transposed=False, form=form)
         self.activation = Activation("relu", gated=gated)
         self.weights = torch.empty(EXPERTS, self.plain.elements, dtype=torch.bfloat16, pin_memory=ON_GPU)
-        self.codes = torch.zeros(EXPERTS, self.packed.bf12_bytes, dtype=torch.uint8, pin_memory=ON_GPU)
+        record_bytes = self.packed.num_bytes(torch.bfloat16)
+        self.codes = torch.zeros(EXPERTS, record_bytes, dtype=torch.uint8, pin_memory=ON_GPU)
+        self.exact: list[tuple[Tensor, Tensor]] = []
         for expert in range(EXPERTS):
             gate_up, down = self.plain.views(self.weights[expert])
-            matrices = self.packed.bf12_views(self.codes[expert])
-            for to, matrix in zip((*gate_up.split(inner), down), matrices, strict=True):
-                weights = awkward(matrix.rows, matrix.columns, chance)
-                to.copy_(weights if strays else weights.clamp(2.0**-7, 2.0))
-                matrix.put(0, to)
+            matrices = self.packed.packed_views(self.codes[expert])
+            places = zip((*gate_up.split(inner), down), matrices, strict=True)
+            *halves, last = [put(to, matrix, chance, strays) for to, matrix in places]
+            self.exact.append((torch.cat(halves), last))
         biases = (torch.randn(EXPERTS, size, generator=chance) for size in (height, hidden))
         self.biases = [bias.to(DEVICE, torch.bfloat16) for bias in biases]
         self.x = torch.randn(40, hidden, generator=chance).to(DEVICE, torch.bfloat16)
@@ -110,7 +131,7 @@ class Both:
 
     def expert(self, expert: int, x: Tensor) -> Tensor:
         """(T, H) of one expert, likewise."""
-        gate_up, down = (view.double() for view in self.plain.views(self.weights[expert].cpu()))
+        gate_up, down = self.exact[expert]
         biases = [bias[expert].cpu().double() for bias in self.biases]
         gate, up = self.activation.split(x.cpu().double() @ gate_up.T + biases[0])
         inner = (gate.relu() * up).to(torch.bfloat16).double()
@@ -165,6 +186,7 @@ def test_strays_alone() -> None:
             to[4:, 1] = 2.0**19
             matrix.put(0, to)
             assert 2 <= int((matrix.places != NOWHERE).sum()) <= 4
+        made.exact[expert] = gate_up.double(), down.double()
     made.x[:, 0], made.x[:, 2:] = 0, 0
     wanted, found = made.reference(3), made.run(made.codes, made.packed, 3, [])
     assert ((found.double() - wanted).norm(dim=1) / wanted.norm(dim=1)).max() < CLOSE

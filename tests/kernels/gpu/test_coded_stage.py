@@ -44,7 +44,7 @@ class Case:
     def make(self) -> mxfp4.Both | bf12.Both:
         if self.form is WeightForm.MXFP4:
             return mxfp4.Both(self.hidden, self.inner, OAI)
-        return bf12.Both(self.hidden, self.inner, gated=self.gated)
+        return bf12.Both(self.hidden, self.inner, gated=self.gated, form=self.form)
 
     @property
     def shape(self) -> ExpertShape:
@@ -61,8 +61,8 @@ class Case:
         """Codes of gate's and up's rows of these inner columns of CHOSEN on the host become others, and what
         of MXFP4 is beside them."""
         record = made.codes[CHOSEN]
-        if self.form is WeightForm.BF12:
-            for matrix in made.packed.bf12_views(record)[:-1]:
+        if self.form is not WeightForm.MXFP4:
+            for matrix in made.packed.packed_views(record)[:-1]:
                 of_row = matrix.codes.numel() // matrix.rows
                 matrix.codes.view(-1)[first * of_row : (first + columns) * of_row] ^= 0x11
             return
@@ -78,6 +78,7 @@ CASES = [
     pytest.param(Case(WeightForm.MXFP4, 192, 192, 192 + 8 * 2), id="mxfp4"),
     pytest.param(Case(WeightForm.BF12, 128, 320, 2 * 128 * 12 // 8), id="bf12"),
     pytest.param(Case(WeightForm.BF12, 128, 320, 128 * 12 // 8, gated=False), id="ungated"),
+    pytest.param(Case(WeightForm.FP8, 128, 320, 2 * 128), id="fp8"),
     pytest.param(Case(WeightForm.BF12, 2048, 1408, 2 * 2048 * 12 // 8), id="qwen", marks=pytest.mark.gpu),
 ]
 
@@ -132,7 +133,7 @@ def test_a_small_stage_holds_the_last_columns(case: Case, monkeypatch: pytest.Mo
     assert not torch.equal(made.run(made.codes, made.packed, 3, [], INDEX, stage=stage), wanted)
 
 
-@pytest.mark.parametrize("case", CASES[:3])
+@pytest.mark.parametrize("case", CASES[:4])
 def test_a_part_that_is_not_there_is_read_from_the_host(case: Case) -> None:
     made, block, inner = case.make(), case.block, case.inner
     wanted = made.run(made.codes, made.packed, 3, [], INDEX)

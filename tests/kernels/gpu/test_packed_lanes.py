@@ -1,5 +1,5 @@
-"""Experts in BF12 divided between GPU and CPU: each computes its columns, strays too, and what the CPU
-computed follows into the slot."""
+"""Experts in BF12 and FP8 divided between GPU and CPU: each computes its columns, strays too, and what the
+CPU computed follows into the slot."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from localmoe.kernels.rests import COLUMNS, COPIED, PLANNED
 from localmoe.kernels.weight_forms import WeightForm
 
 TOP_K, TOKENS = 2, 40
+FORMS = (WeightForm.BF12, WeightForm.FP8)
 
 
 class Store:
-    """Records in BF12, as a lane asks for them."""
+    """Packed records, as a lane asks for them."""
 
     def __init__(self, made: Both) -> None:
         self.made, self.layouts, self.num_layers = made, [made.packed], 1
@@ -46,7 +47,7 @@ def lane_of(made: Both, *, completing: bool = False) -> Iterator[tuple[CpuLane, 
         tokens=TOKENS, top_k=TOP_K, threads=2, pinned=ON_GPU,
     )  # fmt: skip
     inner = made.packed.inner
-    quanta = [split_quantum(inner, WeightForm.BF12)]
+    quanta = [split_quantum(inner, made.packed.form)]
     rests = RestBlock([made.packed], [False], quanta, torch.bfloat16, DEVICE) if completing else None
     block = LaneBlock(lane.mailbox, [inner], quanta, EXPERTS, DEVICE, rests=rests)
     lane.hold()
@@ -61,10 +62,11 @@ def splitting(share: float, rest_us: float = 0.0) -> LaneRates:
     return LaneRates(0.0, max(1.0 - share, 1e-6), 0.0, share, rest_us)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 192), (128, 256)])
-def test_every_division_gives_the_same_sums(hidden: int, inner: int) -> None:
-    made = Both(hidden, inner)
-    quantum = split_quantum(inner, WeightForm.BF12)
+def test_every_division_gives_the_same_sums(hidden: int, inner: int, form: WeightForm) -> None:
+    made = Both(hidden, inner, form=form)
+    quantum = split_quantum(inner, form)
     index = torch.tensor([[1, -1]] * 3)
     weights = torch.linspace(0.1, 1.0, 80).view(40, 2).double()[:3, :1]
     wanted = weights * made.expert(1, made.x[:3])
@@ -81,9 +83,10 @@ def test_every_division_gives_the_same_sums(hidden: int, inner: int) -> None:
 @pytest.mark.parametrize(
     ("hidden", "inner"), [(64, 192), (128, 256), pytest.param(2048, 1408, marks=pytest.mark.gpu)]
 )
-def test_a_split_expert_is_whole_once_its_rest_is_copied(hidden: int, inner: int) -> None:
-    made = Both(hidden, inner)
-    quantum, record = split_quantum(inner, WeightForm.BF12), made.codes[1]
+@pytest.mark.parametrize("form", FORMS)
+def test_a_split_expert_is_whole_once_its_rest_is_copied(hidden: int, inner: int, form: WeightForm) -> None:
+    made = Both(hidden, inner, form=form)
+    quantum, record = split_quantum(inner, form), made.codes[1]
     with lane_of(made, completing=True) as (_, block):
         rest = block.view(0).rest
         assert rest is not None

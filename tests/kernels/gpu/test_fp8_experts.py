@@ -1,0 +1,86 @@
+"""Routed experts of records in FP8 give what their weights do in float64, wherever they are read from, and a
+row's bits do not depend on what rides along."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import triton
+import triton.language as tl
+from dense_cases import DEVICE
+from support.same_records import same_record
+from test_bf12_experts import CLOSE, EXPERTS, LARGER, ON_GPU, Both
+
+from localmoe.kernels import fp8_tiles
+from localmoe.kernels.fp8_tiles import Fp8Matrix
+from localmoe.kernels.gpu import fp8_weights
+from localmoe.kernels.weight_forms import WeightForm
+from localmoe.quant.float8 import values
+
+FORM = WeightForm.FP8
+SIZES = [(128, 192), (256, 128)]  # two steps and several along each matrix, whole groups of scales and not
+
+
+@pytest.mark.slow(but=3)
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    ("hidden", "inner"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.gpu) for size in LARGER)]
+)
+def test_outputs_are_those_in_float64(hidden: int, inner: int, gated: bool) -> None:
+    made = Both(hidden, inner, gated=gated, form=FORM)
+    for tokens in (1, 37):
+        wanted = made.reference(tokens)
+        found = [made.run(made.codes, made.packed, tokens, landing) for landing in ([], [1, 2], [3])]
+        assert all(torch.equal(one, found[0]) for one in found)
+        error = (found[0].double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert float(error.max()) < CLOSE, error
+
+
+def test_a_rows_bits_do_not_depend_on_what_rides_along() -> None:
+    made = Both(192, 128, form=FORM)
+    index = torch.rand(40, EXPERTS, generator=torch.Generator().manual_seed(5)).argsort(dim=1)[:, :2]
+    whole = made.run(made.codes, made.packed, 40, [], index)
+    taller = ((40, 64), (16, 32), (1, 64)) if ON_GPU else ()  # NumPy's products depend on their height
+    for rows, block_rows in ((17, 16), (9, 16), (1, 16), *taller):
+        part = made.run(made.codes, made.packed, rows, [], index[:rows], block_rows=block_rows)
+        assert torch.equal(part.view(torch.int16), whole[:rows].view(torch.int16)), (rows, block_rows)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_what_is_read_from_the_host_lies_in_its_slot_afterwards(gated: bool) -> None:
+    made = Both(192, 128, gated=gated, form=FORM)
+    hosts, size = made.codes.clone(), made.codes.shape[1]
+    made.run(made.codes, made.packed, 12, [2, 1, 3])
+    held = [made.slots[slot, :size].cpu() for slot in (1, 2, 3)]
+    for record in made.codes[1:]:
+        assert any(same_record(made.packed, record, slot) for slot in held)
+    assert (made.slots[:, size:] == 255).all() and torch.equal(made.codes, hosts)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _decode_kernel(  # type: ignore[no-untyped-def]
+    codes, out, C: tl.constexpr, PTX: tl.constexpr
+):
+    n = tl.program_id(0) * 16 + tl.arange(0, 16)
+    for start in range(0, C, 64):
+        here = tl.load(codes + fp8_weights.code_places(n, C) + start * 4)
+        at = n[:, None] * C + start + tl.arange(0, 64)[None, :]
+        tl.store(out + at, fp8_weights.decode(here, PTX))
+
+
+@pytest.mark.parametrize("columns", [64, 192, 256])
+def test_every_code_is_its_value(columns: int) -> None:
+    numbers = torch.arange(256)[~values().isnan()].to(torch.uint8)
+    codes = numbers.repeat(-(-48 * columns // len(numbers)))[: 48 * columns].view(48, columns)
+    scales = torch.rand(48, -(-columns // 128))
+    packed = torch.zeros(fp8_tiles.code_bytes(48, columns), dtype=torch.uint8)
+    beside = torch.zeros(fp8_tiles.scale_bytes(48, columns), dtype=torch.uint8)
+    matrix = Fp8Matrix.at(packed, beside, 48, columns)
+    assert matrix.put(0, codes, scales)
+    for one, other in zip(matrix.take(), (codes, scales), strict=True):
+        assert torch.equal(one, other)
+    out = torch.zeros(48, columns, dtype=torch.bfloat16, device=DEVICE)
+    _decode_kernel[(3,)](packed.to(DEVICE).view(torch.int32), out, columns, ON_GPU)
+    assert torch.equal(out.cpu().float(), values()[codes.long()])
