@@ -1,7 +1,7 @@
 """Experts on the CPU: bytes of weights a second by threads, experts a job and tokens an expert, beside
 torch's own products, a plain read, and (with a GPU) copies to it at the same time.
 
-python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12] [--threads 8 15 16]
+python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12|fp8] [--threads 8 15 16]
                                  [--compute bfloat16|float32]    float32: as where no GPU is
                                  [--no-matrix-unit]    vectors alone, where the processor has AMX
 
@@ -47,6 +47,12 @@ def make_store(hidden: int, inner: int, form: WeightForm) -> HostStore:
         if form is WeightForm.BF12:
             for packed in store.bf12_views(key):
                 packed.put(0, torch.empty(packed.rows, packed.columns).normal_(0, 0.02).bfloat16())
+            continue
+        if form is WeightForm.FP8:
+            for eight in store.fp8_views(key):
+                numbers = torch.empty(eight.rows, eight.columns).normal_(0, 100).clamp(-448, 448)
+                codes = numbers.to(torch.float8_e4m3fn).view(torch.uint8)
+                eight.put(0, codes, torch.full((eight.rows, eight.scales.shape[1]), 2.0**-12))
             continue
         for matrix in store.mxfp4_views(key):
             matrix.codes.random_(0, 256)

@@ -17,6 +17,7 @@ from localmoe.experts.lane_attention import LaneAttention
 from localmoe.experts.record_store import RecordStore
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control
+from localmoe.kernels.cpu.codings import CODED
 from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
 from localmoe.kernels.cpu.gathered_rows import room_words, shared_words
 from localmoe.kernels.cpu.processor import may_use_tiles
@@ -25,7 +26,7 @@ from localmoe.kernels.mailbox import Mailbox, MailboxLayout, word_type
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS
 from localmoe.kernels.weight_forms import WeightForm
 
-_BITS = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12}
+_BITS = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12, WeightForm.FP8: 8}
 
 
 def worker_arguments(
@@ -52,11 +53,12 @@ def worker_arguments(
     layout = box.layout
     form = store.layouts[0].form
     plain = form is WeightForm.PLAIN
-    assert plain or store.dtype == torch.bfloat16, "of which MXFP4's numbers are, and BF12's"
+    assert plain or store.dtype == torch.bfloat16, "of which the numbers of other forms are"
     transposed = store.layouts[0].transposed and plain
     assert activation.gated or form is not WeightForm.MXFP4, "published codes have a gate"
-    if form is WeightForm.BF12:
+    if form in (WeightForm.BF12, WeightForm.FP8):
         assert not (store.layouts[0].transposed or activation.interleaved), "gate's rows come before up's"
+    if form is WeightForm.BF12:
         assert dtype in (torch.bfloat16, torch.float32), "float16 has no room for 2^64 times them"
     sizes = [each.inner for each in store.layouts]
     assert all(each.gated == activation.gated for each in store.layouts), "or rows are counted wrongly"
@@ -114,8 +116,8 @@ def _rooms(threads: int, layout: MailboxLayout, inner: int) -> tuple[NDArray[np.
 
 def _words_of(form: WeightForm, transposed: bool, word: np.generic) -> tuple[np.generic | None, ...]:
     """`word` in the place that says what weights are: columned, rowed, coded, packed, see worker."""
-    place = {WeightForm.PLAIN: 1 - transposed, WeightForm.MXFP4: 2, WeightForm.BF12: 3}[form]
-    return tuple(word if i == place else None for i in range(4))
+    place = 2 if form in CODED else 3 if form is WeightForm.BF12 else 1 - transposed
+    return tuple(CODED.get(form, word) if i == place else None for i in range(4))
 
 
 def _addresses(store: RecordStore, biases: Sequence[Sequence[Tensor | None]]) -> NDArray[np.int64]:

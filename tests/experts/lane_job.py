@@ -1,6 +1,6 @@
 """A job of the CPU lane for each form of weights that is named, compiled for the processor that the
 environment says, or kept since it was; prints how far they are from float64, and whether the code has
-registers of 512 and of 256 bits."""
+registers of 512 and of 256 bits. In FP8, whose least codes are decoded apart, each code is looked at too."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[level]) for level in (0, 1, 2)]
 
 import support.without_collector  # noqa: E402, F401
+import torch  # noqa: E402
 from test_cpu_lane import TOKENS, TOP_K, Rig  # noqa: E402
+from test_cpu_lane_fp8 import check_codes  # noqa: E402
 
-from localmoe.kernels.cpu import bf12_products, products  # noqa: E402
-from localmoe.kernels.cpu.mxfp4_products import _dots  # noqa: E402
+from localmoe.kernels.cpu import bf12_products, coded_products, products  # noqa: E402
 from localmoe.kernels.weight_forms import WeightForm  # noqa: E402
 
 
@@ -45,8 +46,8 @@ def note_of(form: WeightForm) -> Path:
 
 def registers_of(form: WeightForm) -> dict[str, bool]:
     """Which ones the form's loops use."""
-    loop = {WeightForm.PLAIN: products.dots, WeightForm.MXFP4: _dots, WeightForm.BF12: bf12_products._dots}
-    if code := "".join(loop[form].inspect_asm().values()):
+    loops = {WeightForm.PLAIN: products.dots, WeightForm.BF12: bf12_products._dots}
+    if code := "".join(loops.get(form, coded_products._dots).inspect_asm().values()):
         note_of(form).write_text(json.dumps({name: name in code for name in ("zmm", "ymm")}))
     found: dict[str, bool] = json.loads(note_of(form).read_text())
     return found
@@ -58,6 +59,8 @@ def main() -> None:
         for index in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi"):
             index.unlink()
     errors = [error_of(form) for form in forms]
+    if WeightForm.FP8 in forms:
+        check_codes(torch.bfloat16)
     registers = [registers_of(form) for form in forms]
     print(json.dumps({"errors": errors, "registers": registers}))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,6 +25,7 @@ from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control, worker
 from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.quant.float8 import values
 
 LAYERS, EXPERTS, TOP_K, TOKENS = 2, 4, 3, 12
 KINDS = [
@@ -85,16 +86,31 @@ class Rig:
             for matrix in self.store.mxfp4_views(key):
                 for memory, low, high in ((matrix.codes, 0, 256), (matrix.scales, 120, 125)):
                     memory.copy_(torch.randint(low, high, memory.shape, generator=generator))
+        elif form is WeightForm.FP8:
+            for eight in self.store.fp8_views(key):
+                numbers = torch.randn(eight.rows, eight.columns, generator=generator) * 100
+                scales = torch.rand(len(numbers), eight.scales.shape[1], generator=generator) * scale / 50
+                eight.put(0, numbers.to(torch.float8_e4m3fn).view(torch.uint8), scales)
         else:
             for packed in self.store.bf12_views(key):
                 weights = torch.randn(packed.rows, packed.columns, generator=generator) * scale
                 packed.put(0, weights.bfloat16())
 
+    def _weights(self, key: ExpertKey, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if not self.store.layouts[0].fp8:
+            gate_up, down = self.store.weights(key)
+            return gate_up.to(dtype), down.to(dtype)
+        parts = [  # as the lane has them, which does not round them
+            values()[codes.long()].to(dtype) * scales.to(dtype).repeat_interleave(128, 1)[:, : codes.shape[1]]
+            for codes, scales in (matrix.take() for matrix in self.store.fp8_views(key))
+        ]
+        return torch.cat(parts[:-1]), parts[-1]
+
     def wanted(
         self, layer: int, expert: int, token: int, share: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
         """One pair's row, in float64 or another dtype; gate * up is rounded between the products."""
-        gate_up, down = (view.to(dtype) for view in self.store.weights(ExpertKey(layer, expert)))
+        gate_up, down = self._weights(ExpertKey(layer, expert), dtype)
         if self.store.layouts[layer].transposed:
             gate_up, down = gate_up.T, down.T
         first, second = self.biases[layer]
@@ -178,6 +194,36 @@ def check_jobs(made: Rig, data: st.DataObject, quantum: int, tolerance: float) -
                     assert off <= 2 * (near.double() - wanted).norm(), (off, bound)
 
 
+def check_columns(made: Rig, wanted: Tensor) -> None:
+    """Of an expert, number 1 of the first layer, whose gate * up is x, and whose down is `wanted`: one column
+    of x at a time gives a column of down."""
+    size = len(wanted)
+    for first in range(0, size, TOKENS):
+        count = min(TOKENS, size - first)
+        made.x = torch.zeros(TOKENS, size, dtype=made.x.dtype)
+        made.x[torch.arange(count), first + torch.arange(count)] = 1
+        out = made.lane.compute(0, made.x, [(1, [TOP_K * token for token in range(count)], size)])
+        for token in range(count):
+            assert torch.equal(out[TOP_K * token] + 0.0, wanted[:, first + token] + 0.0)  # -0 is 0
+
+
+def check_ahead_bytes(made: Rig, size: Callable[[int], int]) -> None:
+    """What a lane of two threads counts of experts (192, 128). size: bytes of so many weights."""
+    lane = made.lane
+    lane.compute(1, made.x, [(0, [0], 128), (2, [1], 64)])
+    assert lane.counters().num_bytes == size(3 * 192 * (128 + 64))
+    assert lane.counters().ahead_bytes == 0
+    lane.hold()
+    word = told(1, 1, 2)
+    lane.mailbox.foretold[0] = word
+    deadline = time.perf_counter() + 20
+    while lane._control[control.FETCHED] != word:
+        assert time.perf_counter() < deadline
+        time.sleep(1e-4)
+    lane.compute(1, made.x, [(2, [0], 64)])
+    assert 0 < lane.counters().ahead_bytes <= size(2 * 192 * 64)
+
+
 def test_an_exact_sum_is_exact() -> None:
     with rig(64, 16, activation=Activation("relu")) as made:
         for expert in range(EXPERTS):
@@ -198,9 +244,10 @@ def test_an_exact_sum_is_exact() -> None:
         pytest.param(130, 72, 71, {"transposed": True}, marks=pytest.mark.slow),
         pytest.param(192, 128, 64, {"form": WeightForm.MXFP4}, marks=pytest.mark.slow),
         (192, 128, 64, {"form": WeightForm.BF12}),
+        (192, 128, 64, {"form": WeightForm.FP8}),
         (130, 72, 71, {"activation": KINDS[-1]}),
     ],
-    ids=["rows", "columns", "mxfp4", "bf12", "ungated"],
+    ids=["rows", "columns", "mxfp4", "bf12", "fp8", "ungated"],
 )
 def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
     hidden: int, inner: int, share: int, options: dict[str, object]
@@ -337,6 +384,7 @@ def told(job: int, layer: int, expert: int) -> int:
     [
         ("rows", False),
         ("bf12", False),
+        ("fp8", False),
         *(
             pytest.param(form, order, marks=pytest.mark.slow)
             for form, order in [("rows", True), *itertools.product(["mxfp4", "columns"], [False, True])]
@@ -347,7 +395,7 @@ def test_what_is_foretold_changes_no_bit(form: str, interleaved: bool) -> None:
     """Right, wrong, late and senseless words, before jobs and in the middle of them."""
     generator = np.random.default_rng(0)
     activation, transposed = KINDS[4] if interleaved else KINDS[0], form == "columns"
-    in_codes = form in ("mxfp4", "bf12")
+    in_codes = form in ("mxfp4", "bf12", "fp8")
     hidden, *shares = (192, 128, 64) if in_codes else (130, 72, 31)
     made_of = WeightForm(form) if in_codes else WeightForm.PLAIN
     with rig(

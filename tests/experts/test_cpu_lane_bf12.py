@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cpu_lane import KINDS, LAYERS, TOKENS, TOP_K, Rig, check_jobs, rig, told
+from test_cpu_lane import KINDS, LAYERS, TOKENS, TOP_K, Rig, check_ahead_bytes, check_columns, check_jobs, rig
 from torch import Tensor
 
 from localmoe.core.types import ExpertKey
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.bf12_tiles import NOWHERE
-from localmoe.kernels.cpu import control
 from localmoe.kernels.weight_forms import WeightForm
 
 PLAIN_KINDS = [kind for kind in KINDS if not kind.interleaved]
@@ -81,13 +78,7 @@ def test_every_code_stray_and_column_is_the_weight_that_was_put(compute: torch.d
         scatter(weights, generator, [2.0**-120, -(2.0**90), 2.0**-130, 0.0, -0.0], 3)
         down.put(0, weights)
         assert (down.places != NOWHERE).any()
-        for first in range(0, size, TOKENS):
-            count = min(TOKENS, size - first)
-            made.x = torch.zeros(TOKENS, size, dtype=compute)
-            made.x[torch.arange(count), first + torch.arange(count)] = 1
-            out = made.lane.compute(0, made.x, [(1, [TOP_K * token for token in range(count)], size)])
-            for token in range(count):
-                assert torch.equal(out[TOP_K * token] + 0.0, weights[:, first + token].float() + 0.0)
+        check_columns(made, weights.float())
 
 
 def test_weights_that_are_no_numbers_and_activations_far_from_one_keep_their_meaning() -> None:
@@ -129,19 +120,7 @@ def test_strays_beyond_a_share_are_left_to_whoever_computes_the_rest() -> None:
 
 def test_what_is_read_and_fetched_ahead_is_counted_in_bytes_of_bf12() -> None:
     with rig(192, 128, form=WeightForm.BF12, threads=2) as made:
-        lane = made.lane
-        lane.compute(1, made.x, [(0, [0], 128), (2, [1], 64)])
-        assert lane.counters().num_bytes == 3 * 192 * (128 + 64) * 12 // 8
-        assert lane.counters().ahead_bytes == 0
-        lane.hold()
-        word = told(1, 1, 2)
-        lane.mailbox.foretold[0] = word
-        deadline = time.perf_counter() + 20
-        while lane._control[control.FETCHED] != word:
-            assert time.perf_counter() < deadline
-            time.sleep(1e-4)
-        lane.compute(1, made.x, [(2, [0], 64)])
-        assert 0 < lane.counters().ahead_bytes <= 2 * 192 * 64 * 12 // 8
+        check_ahead_bytes(made, lambda weights: weights * 12 // 8)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cpu_lane import KINDS, TOKENS, TOP_K, check_jobs, rig, told
+from test_cpu_lane import KINDS, check_ahead_bytes, check_columns, check_jobs, rig
 
 from localmoe.core.types import ExpertKey
 from localmoe.kernels.activations import Activation
-from localmoe.kernels.cpu import control
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import decode
 
@@ -57,28 +54,9 @@ def test_every_code_scale_and_column_is_what_it_is_published_as(interleaved: boo
         scales[0, 0], scales[1, 1] = 0, 1  # 2^-127 and 2^-126
         down.put(0, codes, scales)
         wanted = decode(codes.view(size, -1, 16), scales).float()
-        for first in range(0, size, TOKENS):
-            count = min(TOKENS, size - first)
-            made.x = torch.zeros(TOKENS, size, dtype=torch.bfloat16)
-            made.x[torch.arange(count), first + torch.arange(count)] = 1
-            out = made.lane.compute(0, made.x, [(1, [TOP_K * token for token in range(count)], size)])
-            for token in range(count):
-                assert torch.equal(out[TOP_K * token] + 0.0, wanted[:, first + token] + 0.0)  # -0 is 0
+        check_columns(made, wanted)
 
 
 def test_what_is_read_and_fetched_ahead_is_counted_in_bytes_of_mxfp4() -> None:
     with rig(192, 128, form=WeightForm.MXFP4, threads=2) as made:
-        lane = made.lane
-        lane.compute(1, made.x, [(0, [0], 128), (2, [1], 64)])
-        weights = 3 * 192 * (128 + 64)
-        assert lane.counters().num_bytes == weights * 17 // 32
-        assert lane.counters().ahead_bytes == 0
-        lane.hold()
-        word = told(1, 1, 2)
-        lane.mailbox.foretold[0] = word
-        deadline = time.perf_counter() + 20
-        while lane._control[control.FETCHED] != word:
-            assert time.perf_counter() < deadline
-            time.sleep(1e-4)
-        lane.compute(1, made.x, [(2, [0], 64)])
-        assert 0 < lane.counters().ahead_bytes <= 2 * 192 * 64 * 17 // 32
+        check_ahead_bytes(made, lambda weights: weights * 17 // 32)

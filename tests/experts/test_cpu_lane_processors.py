@@ -16,8 +16,8 @@ from localmoe.kernels.cpu.processor import HAS_AVX512
 
 JOB = Path(__file__).with_name("lane_job.py")
 
-
 AVX2, AVX512 = "+avx,+avx2,+fma", "+avx,+avx2,+fma,+avx512f,+avx512bw"
+WITH_AVX512 = pytest.mark.skipif(not HAS_AVX512, reason="this processor has no AVX-512")
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 processors")
@@ -26,13 +26,16 @@ AVX2, AVX512 = "+avx,+avx2,+fma", "+avx,+avx2,+fma,+avx512f,+avx512bw"
     [
         ("haswell", AVX2, "bf12"),
         ("haswell", AVX2, "plain mxfp4"),
+        ("haswell", AVX2, "fp8"),
         ("haswell", "", "mxfp4 bf12"),
-        pytest.param(
-            "skylake-avx512", AVX512, "mxfp4 bf12",
-            marks=pytest.mark.skipif(not HAS_AVX512, reason="this processor has no AVX-512"),
-        ),
+        ("haswell", "", "fp8"),
+        pytest.param("skylake-avx512", AVX512, "mxfp4 bf12", marks=WITH_AVX512),
+        pytest.param("skylake-avx512", AVX512, "fp8", marks=WITH_AVX512),
     ],
-    ids=["avx2", "avx2, other forms", "no look-up", "no bfloat16"],
+    ids=[
+        "avx2", "avx2, other forms", "avx2, fp8", "no look-up", "no look-up, fp8", "no bfloat16",
+        "no bfloat16, fp8",
+    ],
 )  # fmt: skip
 @pytest.mark.slow
 def test_the_sums_are_right(name: str, features: str, forms: str, pytestconfig: pytest.Config) -> None:

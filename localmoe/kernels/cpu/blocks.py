@@ -11,6 +11,7 @@ from localmoe.kernels.cpu.absent import absent_last
 from localmoe.kernels.cpu.atoms import add, compiled, held, store, ticks, value
 from localmoe.kernels.cpu.bf12_products import raised
 from localmoe.kernels.cpu.bf12_vectors import place as bf12_place
+from localmoe.kernels.cpu.codings import place
 from localmoe.kernels.cpu.control import (
     AHEAD_BLOCKS,
     AHEAD_COLUMNS,
@@ -29,7 +30,6 @@ from localmoe.kernels.cpu.control import (
     X_ROWS,
 )
 from localmoe.kernels.cpu.fetch_ahead import blocks_ahead, weight_bits
-from localmoe.kernels.cpu.mxfp4_vectors import place
 from localmoe.kernels.cpu.tasks import down_size, gate_up_size, weight_bytes
 from localmoe.kernels.mailbox import (
     BEGIN,
@@ -120,7 +120,7 @@ def _convert(
             continue
         for k in range(x.shape[1]):
             if coded is not None:
-                x[t, place(k, x)] = held(words[t, k], x)
+                x[t, place(k, x, coded)] = held(words[t, k], x)
             elif packed is not None:
                 x[t, bf12_place(k, x)] = raised(value(words[t, k]), words[t, k], x)
             else:

@@ -46,5 +46,5 @@ GATE_UP_ROWS = 8  # inner columns of a block: small ones end together on all thr
 DOWN_ROWS = 16
 DENSE_BLOCK = 16  # rows of its matrix
 # times as many columns where weights are transposed, since a block reads a piece of every row, and where they
-# are in codes, for whole strips of tiles; DOWN_ROWS of BF12 are one strip, and stay as they are
+# are in codes, for whole strips of tiles; DOWN_ROWS of BF12 and FP8 are one strip, and stay as they are
 WIDER, WIDER_CODES = 8, 2

@@ -9,8 +9,9 @@ from typing import Any
 
 from localmoe.kernels.cpu.atoms import compiled, fetch, load, swap_if
 from localmoe.kernels.cpu.bf12_products import codes_of as bf12_codes_of
+from localmoe.kernels.cpu.coded_products import codes_of
+from localmoe.kernels.cpu.codings import code_bits
 from localmoe.kernels.cpu.control import FETCHED, GATE_UP_ROWS, WIDER_CODES
-from localmoe.kernels.cpu.mxfp4_products import codes_of
 from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
 
 _THREAD_BYTES = 512 << 10  # for each thread: half of a core's own cache, on small processors all of it
@@ -18,8 +19,8 @@ _PAGE = 4096
 
 
 def most_blocks_ahead(column: int, bits: int) -> int:
-    """Blocks of gate_up that a thread fetches ahead, of weights of so many bits: 16, 12 (BF12), 4 (MXFP4).
-    column: weights of an inner column, of gate and up together."""
+    """Blocks of gate_up that a thread fetches ahead, of weights of so many bits: 16, 12 (BF12), 8 (FP8),
+    4 (MXFP4). column: weights of an inner column, of gate and up together."""
     columns = GATE_UP_ROWS * WIDER_CODES if bits < 16 else GATE_UP_ROWS
     return max(1, _THREAD_BYTES // (columns * column * bits // 8))
 
@@ -32,7 +33,7 @@ def weight_bits(coded: Any, packed: Any) -> int:
     """Of a weight in the codes. coded, packed: see worker."""
     if packed is not None:
         return 12
-    return 4 if coded is not None else 16
+    return code_bits(coded) if coded is not None else 16
 
 
 @compiled
@@ -58,7 +59,8 @@ def fetch_ahead(
         for part in range(shape[3]):  # where gate and up alternate, one behind the other
             row = 2 * first + part * count if shape[1] != 0 else part * inner + first
             if coded is not None:
-                at, end = weights + codes_of(row, hidden), weights + codes_of(row + count, hidden)
+                at = weights + codes_of(row, hidden, coded)
+                end = at + codes_of(count, hidden, coded)
             elif packed is not None:
                 at, end = weights + bf12_codes_of(row, hidden), weights + bf12_codes_of(row + count, hidden)
             else:

@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from localmoe.kernels.cpu.atoms import call_llvm
 from localmoe.kernels.cpu.processor import HAS_AVX2, HAS_AVX512, LANES
-from localmoe.kernels.cpu.strip_vectors import BYTES, INTS, TOGETHER, WORDS, bits_of, halves, unpacked
+from localmoe.kernels.cpu.strip_vectors import BYTES, INTS, TOGETHER, WORDS, halves, unpacked
 from localmoe.kernels.cpu.vector_loops import I8, I16, I32, VECTOR, const, load_at
-from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS
 
 _WORD_PAIRS = 4
 # whether codes are looked up byte by byte: where vectors have no table of 16 larger numbers
@@ -57,10 +54,10 @@ def powers(builder: Any, address: Any, half: Any, part: int) -> Any:
     return b.bitcast(power, VECTOR)
 
 
-def weights(builder: Any, words: Any, pairwise: bool) -> list[Any]:
-    """What meets activations as they lie in their `place`, one vector after the other: bfloat16 pairs, or
-    float32."""
-    b = builder
+def weights(builder: Any, address: Any, pairwise: bool) -> list[Any]:
+    """What meets activations as they lie in their order, one vector after the other: bfloat16 pairs, or
+    float32. address: of a vector of code words."""
+    b, words = builder, load_at(builder, address, INTS, 4)
     if pairwise:
         return [_pairs(b, b.lshr(words, _ints(4 * j))) for j in range(_WORD_PAIRS)]
     if _BY_BYTES:
@@ -110,22 +107,12 @@ def _floats(builder: Any, codes: Any) -> Any:
     return b.bitcast(b.or_(found, sign), VECTOR)
 
 
-@intrinsic
-def place(context: Any, column: Any, x: Any) -> Any:
-    """Where activation `column` lies in a row of `x`: eight words of a tile side by side, for each of a
-    word's pairs of columns; where `x` has float32, a pair's first columns come before its second ones. Where
-    codes are looked up by bytes: numbers as unpacking leaves them, for each half of the words, nibble of a
-    byte and half of a pair."""
-    pairwise = x.dtype == types.uint16
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        c = arguments[0]
-        if pairwise:  # from the lowest bit on
-            inside = bits_of(builder, c, (0, 1), (3, 3), (1, 2))
-        elif not _BY_BYTES:
-            inside = bits_of(builder, c, (3, 3), (0, 1), (1, 2))
-        else:
-            inside = bits_of(builder, c, (0, 1), (3, 1), (5, 1), (2, 1), (1, 1), (4, 1))
-        return builder.or_(builder.and_(c, const(-TILE_COLUMNS)), inside)
-
-    return types.int64(types.int64, x), generate
+def order(pairwise: bool) -> tuple[tuple[int, int], ...]:
+    """Of activations, see codings: eight words of a tile side by side, for each of a word's pairs of columns;
+    of float32 a pair's first columns come before its second ones. Where codes are looked up by bytes: numbers
+    as unpacking leaves them, for each half of the words, nibble of a byte and half of a pair."""
+    if pairwise:
+        return (0, 1), (3, 3), (1, 2)
+    if not _BY_BYTES:
+        return (3, 3), (0, 1), (1, 2)
+    return (0, 1), (3, 1), (5, 1), (2, 1), (1, 1), (4, 1)

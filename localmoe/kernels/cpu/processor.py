@@ -29,6 +29,9 @@ def _features() -> frozenset[str]:
 _FEATURES = _features()
 HAS_AVX2 = IS_X86 and "avx2" in _FEATURES
 HAS_AVX512 = IS_X86 and "avx512f" in _FEATURES
+# look-ups by bytes in whole vectors: in tables of 16, and (vpermi2b) of 128
+HAS_BYTE_TABLES = "avx512bw" in _FEATURES if HAS_AVX512 else HAS_AVX2
+HAS_LARGE_TABLES = HAS_AVX512 and {"avx512bw", "avx512vbmi"} <= _FEATURES
 # vdpbf16ps: exact products of bfloat16 pairs, float32 sums; subnormals count as zero
 HAS_BF16_DOTS = HAS_AVX512 and "avx512bf16" in _FEATURES
 # Xeons' AMX: products of tiles of 16 rows of bfloat16 pairs. Asked for where it is used: may_use_tiles

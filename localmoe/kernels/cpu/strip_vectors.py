@@ -1,6 +1,6 @@
-"""What vectors of a strip of 16 rows have in common, whatever their weights are coded in (MXFP4, BF12): a row
-of a tile has eight words of 32 bits, a vector has the words of one row, of two, or of half of one. Decodes
-nothing.
+"""What vectors of a strip of 16 rows have in common, whatever their weights are coded in (MXFP4, BF12, FP8):
+a row of a tile has eight words of 32 bits, in FP8 sixteen; a vector has the words of one row, of two, or of a
+part of one. Decodes nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,19 @@ from llvmlite import ir
 from localmoe.kernels.cpu.processor import LANES
 from localmoe.kernels.cpu.vector_loops import F32, I8, I32, VECTOR, const, load_at, total
 
-WORDS = 8  # of a row in a tile, of a plane where it has several
-TOGETHER = max(1, LANES // WORDS)  # rows of a vector
-PARTS = max(1, WORDS // LANES)  # vectors of a row
+
+def rows_together(words: int) -> int:
+    """Rows of a vector, where a row has so many words."""
+    return max(1, LANES // words)
+
+
+def row_parts(words: int) -> int:
+    """Vectors of a row."""
+    return max(1, words // LANES)
+
+
+WORDS = 8  # of a row in a tile, of a plane where it has several; not of FP8
+TOGETHER, PARTS = rows_together(WORDS), row_parts(WORDS)
 INTS = ir.VectorType(I32, LANES)
 BYTES = ir.VectorType(I8, 4 * LANES)
 
@@ -36,11 +46,11 @@ def halves(builder: Any, pairs: Any) -> list[Any]:
     return [builder.bitcast(half, VECTOR) for half in found]
 
 
-def activations(builder: Any, token: Any, step: int, part: int, pairwise: bool) -> Any:
+def activations(builder: Any, token: Any, step: int, part: int, pairwise: bool, words: int = WORDS) -> Any:
     """Those of a row's words, for all rows of a vector. token: address of those of the tile's columns. step:
-    of the vectors that a vector of words is decoded to."""
-    address = builder.add(token, const(4 * (step * WORDS + part * LANES)))
-    count = min(LANES, WORDS)
+    of the vectors that a vector of words is decoded to. words: of a row."""
+    address = builder.add(token, const(4 * (step * words + part * LANES)))
+    count = min(LANES, words)
     loaded = load_at(builder, address, ir.VectorType(I32 if pairwise else F32, count), 4)
     if count == LANES:
         return loaded
@@ -60,28 +70,30 @@ def ahead_of(builder: Any, tile: Any, tiles: Any, far: int, here: Any, following
 
 
 def store_totals(
-    builder: Any, sums: list[Any], tokens: int, out: Any, pitch: Any, factors: Sequence[Sequence[Any]] = ()
-) -> None:
-    """Write the sum of each row and token. sums: a vector for TOGETHER rows and a token each. out, pitch:
-    address of float32 (16, at least tokens) and its bytes a row. factors: for each row what its
+    builder: Any, sums: list[Any], tokens: int, out: Any, pitch: Any, factors: Sequence[Sequence[Any]] = (),
+    together: int = TOGETHER,
+) -> None:  # fmt: skip
+    """Write the sum of each row and token. sums: a vector for some rows `together` and a token each. out,
+    pitch: address of float32 (16, at least tokens) and its bytes a row. factors: for each row what its
     sums are multiplied by, one after the other."""
     for i, vector in enumerate(sums):
         first, token = divmod(i, tokens)
-        for j, number in enumerate(_row_totals(builder, vector)):
-            row = first * TOGETHER + j
+        for j, number in enumerate(_row_totals(builder, vector, together)):
+            row = first * together + j
             for factor in factors[row] if factors else ():
                 number = builder.fmul(number, factor)
             cell = builder.add(builder.add(out, builder.mul(pitch, const(row))), const(4 * token))
             builder.store(number, builder.inttoptr(cell, F32.as_pointer()))
 
 
-def _row_totals(builder: Any, vector: Any) -> list[Any]:
+def _row_totals(builder: Any, vector: Any, together: int) -> list[Any]:
     """The sum of each row of a vector."""
-    if TOGETHER == 1:
+    if together == 1:
         return [total(builder, vector)]
+    words = LANES // together
     parts = [
-        ir.Constant(ir.VectorType(I32, WORDS), list(range(first, first + WORDS)))
-        for first in range(0, LANES, WORDS)
+        ir.Constant(ir.VectorType(I32, words), list(range(first, first + words)))
+        for first in range(0, LANES, words)
     ]
     return [total(builder, builder.shuffle_vector(vector, vector, part)) for part in parts]
 

@@ -13,6 +13,8 @@ from localmoe.kernels.cpu.atoms import add, compiled, fetch, load, pause, words_
 from localmoe.kernels.cpu.bf12_many import MANY, down_many, gate_up_many
 from localmoe.kernels.cpu.bf12_products import codes_of as bf12_codes_of
 from localmoe.kernels.cpu.bf12_products import down_bf12, gate_up_bf12
+from localmoe.kernels.cpu.coded_products import codes_of, down_codes, gate_up_codes
+from localmoe.kernels.cpu.codings import code_bits
 from localmoe.kernels.cpu.control import (
     CONVERTED,
     DENSE_BIAS,
@@ -33,7 +35,6 @@ from localmoe.kernels.cpu.control import (
     WIDER_CODES,
 )
 from localmoe.kernels.cpu.gathered_rows import shared_at
-from localmoe.kernels.cpu.mxfp4_products import codes_of, down_codes, gate_up_codes
 from localmoe.kernels.cpu.products import down_columns, down_rows, gate_up_columns, gate_up_rows
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, HEAD_ENTRIES, HEAD_LAYER, SHARE
 
@@ -76,16 +77,16 @@ def down_size(columned: Any, coded: Any) -> int:
     """Rows of a block."""
     if columned is not None:
         return DOWN_ROWS * WIDER
-    return DOWN_ROWS * WIDER_CODES if coded is not None else DOWN_ROWS
+    return DOWN_ROWS * 8 // code_bits(coded) if coded is not None else DOWN_ROWS
 
 
 @compiled
 def weight_bytes(weights: int, coded: Any, packed: Any) -> int:
-    """Of so many weights; in MXFP4 without what fills up the last word of scales, in BF12 without what is
-    beside the codes."""
+    """Of so many weights; in MXFP4 without what fills up the last word of scales, in FP8 as if all groups of
+    columns were whole, in BF12 without what is beside the codes."""
     if packed is not None:
         return weights * 3 // 2
-    return weights // 2 + weights // 32 if coded is not None else 2 * weights
+    return weights * code_bits(coded) // 8 + weights // 32 if coded is not None else 2 * weights
 
 
 @compiled
@@ -127,8 +128,8 @@ def gate_up_task(
         )  # fmt: skip
     if coded is not None:
         gate_up_codes(
-            record, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last, after,
-            x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
+            record, bias, hidden, width, shape[3], shape[1] != 0, shape[2], numbers[0], numbers[1], first,
+            last, after, x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0], coded,
         )  # fmt: skip
     if packed is not None:
         if rooms is not None and end - begin >= MANY and load(base + 8 * USES_UNIT) != 0:
@@ -166,8 +167,8 @@ def down_task(
     if columned is None and load(ready.ctypes.data + 8 * i) < wanted:
         start, end = weights_at + 2 * width * first, weights_at + 2 * width * last
         if coded is not None:
-            codes = record + width * hidden
-            start, end = codes + codes_of(first, width), codes + codes_of(last, width)
+            codes = record + codes_of(shape[3] * width, hidden, coded)
+            start, end = codes + codes_of(first, width, coded), codes + codes_of(last, width, coded)
         if packed is not None:
             codes = record + shape[3] * bf12_codes_of(width, hidden)
             start, end = codes + bf12_codes_of(first, width), codes + bf12_codes_of(last, width)
@@ -189,7 +190,22 @@ def down_task(
         weights = carray(words_at(weights_at, rowed), (width * hidden,))
         down_rows(weights, bias, width, share, first, last, after, inner, these, out, scratch)
     if coded is not None:
-        down_codes(record, bias, hidden, width, share, first, last, after, inner, these, out, scratch)
+        down_codes(
+            record,
+            bias,
+            hidden,
+            width,
+            shape[3],
+            share,
+            first,
+            last,
+            after,
+            inner,
+            these,
+            out,
+            scratch,
+            coded,
+        )
     if packed is not None:
         if rooms is not None and these.shape[0] >= MANY and load(base + 8 * USES_UNIT) != 0:
             place = _place_of(entries, i, head[HEAD_ENTRIES])

@@ -188,8 +188,8 @@ def _entry(sources: int, *, kept: bool) -> Any:
             dense, steps, like: see tasks.dense_task. attention: see attention.attend_task; None where neither
                 such a job comes nor a product with float32 weights.
             columned, rowed, coded, packed: a word of the weights' kind (see atoms.value) if they are 16-bit
-                and transposed, 16-bit and not, in MXFP4, or in BF12; None for the others, whose code is not
-                compiled.
+                and transposed, 16-bit and not, in a coding with scales (codings, which says what words stand
+                for MXFP4 and FP8), or in BF12; None for the others, whose code is not compiled.
 
         Returns:
             STOPPED or PARKED.
@@ -235,7 +235,8 @@ def _entry(sources: int, *, kept: bool) -> Any:
 def _sources() -> int:
     """A number that changes with any file that the compiled code comes from."""
     folder = Path(__file__).parent
-    above = [folder.parent / name for name in ("mailbox.py", "mxfp4_tiles.py", "bf12_tiles.py")]
+    names = ("mailbox.py", "mxfp4_tiles.py", "bf12_tiles.py", "fp8_tiles.py")
+    above = [folder.parent / name for name in names]
     files = [*sorted(folder.glob("*.py")), *above]
     return zlib.crc32(b"".join(file.read_bytes() for file in files))
 

@@ -1,0 +1,100 @@
+"""The codings whose scales are those of some columns of a row: which vector code belongs to each, and in
+which order activations meet it. Which one it is, compiled code knows by the type of a word, `coded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from localmoe.kernels import fp8_tiles
+from localmoe.kernels.cpu import fp8_vectors, mxfp4_vectors
+from localmoe.kernels.cpu.processor import FETCHES_FAR
+from localmoe.kernels.cpu.strip_vectors import WORDS, bits_of
+from localmoe.kernels.cpu.vector_loops import const
+from localmoe.kernels.fp8_tiles import TILE_COLUMNS, TILE_ROWS
+from localmoe.kernels.weight_forms import WeightForm
+
+SCALES_ROW = 4  # bytes of scales that a row has for two tiles
+# the word that stands for each
+CODED: dict[WeightForm, np.generic] = {WeightForm.MXFP4: np.uint16(0), WeightForm.FP8: np.uint8(0)}
+assert fp8_tiles.SCALE_COLUMNS == 2 * TILE_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How weights are coded, in tiles of 16 rows of 64 columns.
+
+    Attributes:
+        words: of 32 bits, of a row in a tile.
+        weights: (builder, address of a vector of codes, pairwise): vectors that meet activations.
+        scales: (builder, address of the first row's, which of two tiles, part of the row): vector.
+        order: pairwise or not; of an activation's column the bits (first, count) that say where it lies in a
+            tile's, from the lowest on.
+        shares: a row has one scale for two tiles. They are taken together where products are those of pairs;
+            others gain nothing by it.
+        ahead: tiles fetched before they are used, an even number. near: into the first cache. spreads: a few
+            lines with each vector, instead of all at once (measured by benchmarks/cpu_experts.py).
+    """
+
+    words: int
+    weights: Callable[[Any, Any, bool], list[Any]]
+    scales: Callable[[Any, Any, Any, int], Any]
+    order: Callable[[bool], tuple[tuple[int, int], ...]]
+    shares: bool
+    ahead: int
+    near: bool
+    spreads: bool
+
+    @property
+    def bits(self) -> int:
+        """Of a weight's code."""
+        return 32 * self.words // TILE_COLUMNS
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row in a tile."""
+        return 4 * self.words
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a tile."""
+        return self.row_bytes * TILE_ROWS
+
+
+MXFP4 = Coding(
+    WORDS, mxfp4_vectors.weights, mxfp4_vectors.powers, mxfp4_vectors.order, shares=False,
+    ahead=12 if FETCHES_FAR else 2, near=not FETCHES_FAR, spreads=False,
+)  # fmt: skip
+FP8 = Coding(
+    fp8_vectors.WORDS, fp8_vectors.weights, fp8_vectors.scales, fp8_vectors.order, shares=True, ahead=6,
+    near=False, spreads=True,
+)  # fmt: skip
+
+
+def coding_of(coded: Any) -> Coding:
+    """coded: the word's type, as numba has it."""
+    return FP8 if coded == types.uint8 else MXFP4
+
+
+@intrinsic
+def code_bits(context: Any, coded: Any) -> Any:
+    """Of a weight's code."""
+    return types.int64(coded), lambda _, __, ___, ____: const(coding_of(coded).bits)
+
+
+@intrinsic
+def place(context: Any, column: Any, x: Any, coded: Any) -> Any:
+    """Where activation `column` lies in a row of `x`."""
+    order = coding_of(coded).order(x.dtype == types.uint16)
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        inside = bits_of(builder, arguments[0], *order)
+        return builder.or_(builder.and_(arguments[0], const(-TILE_COLUMNS)), inside)
+
+    return types.int64(types.int64, x, coded), generate
