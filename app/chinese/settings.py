@@ -102,9 +102,9 @@ SETTINGS = {
     "Draft": "草稿",
     "Copies": "复制",
     "Exactness": "精确性",
-    "the original 16-bit weights, every token the target's choice; the CPU's sums run in another "
+    "the published weights, every token the target's choice; the CPU's sums run in another "
     "order, so last bits may depend on timing (strict leaves the CPU out)": (
-        "原始 16 位权重，每个词元都由目标模型选择；CPU 的求和顺序不同，"
+        "模型发布时的权重，每个词元都由目标模型选择；CPU 的求和顺序不同，"
         "因此末位比特可能取决于时序（严格模式不使用 CPU）"
     ),
     "Steps": "步骤",

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from localmoe.core.errors import DownloadError, HubUnreachableError, UnsupportedModelError
 from localmoe.core.model_facts import ModelFacts, MtpSizes
 from localmoe.engine.device_support import why_not_in_kernels, why_not_in_place
+from localmoe.engine.model_source import as_found
 from localmoe.engine.mtp_drafts import mtp_sizes
 from localmoe.engine.sources import CheckpointSource
 from localmoe.hub.checkpoint import Checkpoint
@@ -88,12 +88,8 @@ def local_facts(model: str) -> ModelFacts:
     unsuited = why_not_in_kernels(skeleton)
     footprint = measure_footprint(found.name, stored, skeleton, knows_state=not unsuited)
     source = CheckpointSource(found, checkpoint)
-    if not source.can_pack(skeleton):  # as a load may have found
-        footprint = replace(footprint, bf12_expert_bytes=0)
-    if not source.can_pack_head(skeleton):
-        footprint = replace(footprint, head_saved_bytes=0)
     return ModelFacts(
-        footprint=footprint,
+        footprint=as_found(footprint, source, skeleton),
         weight_bytes=stored.itemsize,
         num_bytes=checkpoint.total_bytes,
         unsuited=unsuited,

@@ -142,7 +142,7 @@ def describe_exactness(rows: RowPadding | None, *, cpu_sums: bool = False, in_pl
     whatever = "any draft length and policy" if in_place else "any draft length, policy and VRAM budget"
     if cpu_sums:
         return (
-            "the original 16-bit weights, every token the target's choice; the CPU's sums run in another "
+            "the published weights, every token the target's choice; the CPU's sums run in another "
             "order, so last bits may depend on timing (strict leaves the CPU out)"
         )
     if rows is None:

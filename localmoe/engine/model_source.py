@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -42,11 +43,14 @@ class ModelSource(Protocol):
     def can_pack(self, skeleton: Skeleton) -> bool:
         """Whether experts can be kept in BF12, as far as is known before they are read."""
 
+    def can_keep_fp8(self, skeleton: Skeleton) -> bool:
+        """Whether experts are published in FP8 and can be kept so, likewise."""
+
     def can_pack_head(self, skeleton: Skeleton) -> bool:
         """Whether the output head can be, likewise."""
 
-    def never_pack(self, *, head: bool = False) -> None:
-        """Remember that they, or the head, cannot."""
+    def never_pack(self, *, head: bool = False, fp8: bool = False) -> None:
+        """Remember that they cannot, or the head cannot, or that they cannot be kept in FP8."""
 
     def has_wide_matrices(self) -> bool:
         """Whether matrices are stored in more than `stored_dtype` holds."""
@@ -113,3 +117,14 @@ class ModelSource(Protocol):
     @property
     def own_sampling(self) -> SamplingConfig | None:
         """How its makers recommend to choose tokens; None: they do not."""
+
+
+def as_found(footprint: ModelFootprint, source: ModelSource, skeleton: Skeleton) -> ModelFootprint:
+    """Without the forms that a load has found a model's weights cannot have."""
+    if not source.can_pack(skeleton):
+        footprint = replace(footprint, bf12_expert_bytes=0)
+    if not source.can_keep_fp8(skeleton):
+        footprint = replace(footprint, fp8_expert_bytes=0)
+    if not source.can_pack_head(skeleton):
+        footprint = replace(footprint, head_saved_bytes=0)
+    return footprint

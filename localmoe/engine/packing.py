@@ -54,8 +54,11 @@ def _in_16_bits(prepared: PreparedModel, config: EngineConfig, error: Unpackable
     assert config.pack_experts, "nothing was to be packed"
     source, skeleton = prepared.source, prepared.skeleton
     head = isinstance(error, UnpackableHeadError)
+    fp8 = not head and skeleton.experts[0].layout.fp8
     log_unpackable(source.name, str(error), head=head)
     if error.lasting:
-        source.never_pack(head=head)
-    remembered = not (source.can_pack_head(skeleton) if head else source.can_pack(skeleton))
-    return config if remembered else replace(config, pack_experts=False)
+        source.never_pack(head=head, fp8=fp8)
+    may_still = source.can_pack_head(skeleton) if head else source.can_pack(skeleton)
+    if fp8:
+        may_still = source.can_keep_fp8(skeleton)
+    return replace(config, pack_experts=False) if may_still else config

@@ -20,7 +20,7 @@ from localmoe.engine.device_support import why_not_in_place, why_not_on_device
 from localmoe.engine.draft_models import DraftShape, read_draft_model, with_draft_model
 from localmoe.engine.drafts import DRAFT_BITS
 from localmoe.engine.lanes import why_not_from_disk
-from localmoe.engine.model_source import ModelSource
+from localmoe.engine.model_source import ModelSource, as_found
 from localmoe.engine.mtp_drafts import (
     MTP,
     MtpShape,
@@ -146,10 +146,7 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         footprint = footprint.in_whole_passes()
     if footprint.image_bytes and source.vision() is None:
         footprint = replace(footprint, text_alone=True, image_bytes=0)
-    if not source.can_pack(skeleton):
-        footprint = replace(footprint, bf12_expert_bytes=0)
-    if not can_pack_head:
-        footprint = replace(footprint, head_saved_bytes=0)
+    footprint = as_found(footprint, source, skeleton)
     if compute.in_place and linears is None:  # all take what is computed in
         footprint = replace(footprint, linear_params=0)
     if compute.in_place and skeleton.host_embedding is None:
@@ -177,6 +174,8 @@ def _form(skeleton: Skeleton, source: ModelSource, config: EngineConfig) -> Weig
     """In which kernels read experts. No budget decides it: sums with strays end in another order."""
     if source.can_keep_mxfp4(skeleton):
         return WeightForm.MXFP4
+    if config.pack_experts and source.can_keep_fp8(skeleton):
+        return WeightForm.FP8
     return WeightForm.BF12 if config.pack_experts and source.can_pack(skeleton) else WeightForm.PLAIN
 
 

@@ -18,11 +18,13 @@ _FAST_ENOUGH = 5.0  # tokens/s, about what people read at
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """about: what it is good for, in a few words."""
+    """about: what it is good for, in a few words. instead_of: the repo of the same model in more bits, where
+    that one does not fit; "" if there is none."""
 
     repo_id: str
     about: str
     facts: ModelFacts
+    instead_of: str = ""
 
 
 def _suggestion(
@@ -31,14 +33,14 @@ def _suggestion(
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
     mxfp4_expert_bytes: int = 0, state_bytes: int = 0, state_row_bytes: int = 0,
     unused_params: int = 0, gated: bool = True, wide_params: int = 0, text_alone: bool = False,
-    angles: int = 256, sliding_kv_bytes: int = 0, window: int = 0, image_bytes: int = 0,
+    angles: int = 256, sliding_kv_bytes: int = 0, window: int = 0, image_bytes: int = 0, instead_of: str = "",
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
     tokens. gated: whether experts have a gate. wide_params: of the shared ones, kept in 32 bits. text_alone:
     whether the model also sees, which is not used here. image_bytes: of one that reads pictures. angles: a
     position in its rotary tables. sliding_kv_bytes: of kv_bytes, those of layers that see a window of so many
-    positions."""
+    positions. instead_of: see Suggestion; published in FP8 then."""
     matrices = 3 if gated else 2
     inner = expert_params // (matrices * hidden)
     layout = RecordLayout(((matrices - 1) * inner, hidden), (hidden, inner), transposed=False)
@@ -52,7 +54,8 @@ def _suggestion(
         vocab_size=vocabulary, can_rollback=not state_bytes, state_bytes=state_bytes,
         state_row_bytes=state_row_bytes,
         mxfp4_expert_bytes=mxfp4_expert_bytes,
-        bf12_expert_bytes=packed, linear_params=linear_params,
+        bf12_expert_bytes=packed, fp8_expert_bytes=layout.fp8_bytes if instead_of else 0,
+        linear_params=linear_params,
         embedding_params=0 if tied else vocabulary * hidden,
         head_saved_bytes=2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
         own_inner_size=0 if gated else inner, text_alone=text_alone,
@@ -61,7 +64,7 @@ def _suggestion(
     )  # fmt: skip
     num_bytes = 2 * shared_params + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     num_bytes += 2 * unused_params
-    return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
+    return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence), instead_of)
 
 
 SUGGESTIONS = (
@@ -137,6 +140,14 @@ SUGGESTIONS = (
         angles=128,
     ),
     _suggestion(
+        "Qwen/Qwen3.6-35B-A3B-FP8", "thinks before it answers, reads pictures", "apache-2.0", "qwen3_5_moe",
+        layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
+        draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
+        linear_params=1_917_665_280, state_bytes=353_771_520, state_row_bytes=49_664,
+        unused_params=860_000_000, image_bytes=335_544_320,
+        angles=128, file_bytes=3_146_112, instead_of="Qwen/Qwen3.6-35B-A3B",
+    ),
+    _suggestion(
         "openai/gpt-oss-120b", "thinks before it answers", "apache-2.0", "gpt_oss",
         layers=36, experts=128, top=4, expert_params=24_883_200, shared_params=2_167_371_072, kv_bytes=73_728,
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
@@ -159,7 +170,8 @@ def propose(
     """The largest that fit, at most NUM_PROPOSED, the one to take first: the largest that is not predicted
     to be slow. Where none fits, the smallest alone, with its reason."""
     judged = [(suggestion, fit(suggestion.facts)) for suggestion in suggestions]
-    fitting = [pair for pair in judged if pair[1].fits]
+    whole = {suggestion.repo_id for suggestion, found in judged if found.fits}
+    fitting = [pair for pair in judged if pair[1].fits and pair[0].instead_of not in whole]
     by_size = sorted(fitting, key=_size, reverse=True)[:NUM_PROPOSED]
     if not by_size:
         return [min(judged, key=_size)] if judged else []

@@ -14,6 +14,7 @@ from typing import Any
 from localmoe.core.errors import CheckpointError
 from localmoe.hub.download_record import snapshot_revision
 from localmoe.hub.file_version import open_again
+from localmoe.hub.float8_tensors import with_scales
 from localmoe.hub.safetensors_header import FileHeader, TensorHeader, read_file_header, shown
 from localmoe.hub.weight_files import find_weights, read_config
 
@@ -30,7 +31,7 @@ class Checkpoint:
 
     Attributes:
         config: what config.json says.
-        tensors: every tensor of the weight files, by name.
+        tensors: every tensor of the weight files, by name; scales of eight-bit floats are a part of theirs.
         files: the weight files, in name order.
         total_bytes: bytes of all tensors.
         revision: of the Hub, when it was opened; "" if unknown.
@@ -63,7 +64,8 @@ class Checkpoint:
         total_bytes = sum(tensor.num_bytes for tensor in tensors.values())
         if (snapshot_revision(folder), read_config(folder)) != (revision, config):  # of which headers may be
             raise CheckpointError(f"Model folder {folder} has changed while it was opened: load it again.")
-        return cls(folder, config, MappingProxyType(tensors), files, total_bytes, headers, revision)
+        scaled = with_scales(tensors, config)
+        return cls(folder, config, MappingProxyType(scaled), files, total_bytes, headers, revision)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) over each weight file's name, size, header, the first and last 64 KiB of its data and

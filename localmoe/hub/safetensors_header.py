@@ -26,10 +26,21 @@ _AGAIN = "download the file again"
 
 
 @dataclass(frozen=True, slots=True)
+class BlockScales:
+    """What weights of eight bits are multiplied with: a number for each `rows` x `columns` of their last two
+    dimensions, `grid` of them for a matrix."""
+
+    header: TensorHeader
+    rows: int
+    columns: int
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorHeader:
     """One tensor of a weight file. `dtype` is the format's name ("BF16"); `offset` is where its
     `num_bytes` bytes begin, counted from the start of the file, which they are read from if it is still of
-    `version`."""
+    `version`. scales: of eight-bit floats, without which they say nothing (hub.float8_tensors)."""
 
     name: str
     file: Path
@@ -38,6 +49,7 @@ class TensorHeader:
     num_bytes: int
     offset: int
     version: FileVersion
+    scales: BlockScales | None = None
 
 
 @dataclass(frozen=True, slots=True)

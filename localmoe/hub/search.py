@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from huggingface_hub.hf_api import ModelInfo
 
 from localmoe.core.errors import DownloadError, HubUnreachableError
+from localmoe.hub.float8_tensors import is_float8
 from localmoe.hub.http_errors import (
     NETWORK_ERRORS,
     TransientError,
@@ -37,8 +38,9 @@ _QUANTISED_TAGS = frozenset(
 _TASKS = ("text-generation", "image-text-to-text", "any-to-any")  # of the last two, the text part can run
 _CLASSES = ("model_type", "architectures", "auto_map")
 _NONSENSE = "The Hub's answer to the search makes no sense: try again later."
-_READ = "mxfp4"  # its weights are 16-bit floats too
-_ITS_TAGS = frozenset({_READ, "8-bit"})  # the Hub counts the bytes that they are stored in
+# of which 16-bit weights are made when they are read, and tags that repos have besides; the Hub counts the
+# bytes that they are stored in
+_READ = {"mxfp4": frozenset({"8-bit"}), "fp8": frozenset({"8-bit", "compressed-tensors"})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +143,26 @@ def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
     quantised = config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     foreign = tags & _QUANTISED_TAGS
-    if method == _READ if quantised else _READ in tags:
+    read = next((name for name in _READ if _is_read(name, tags, config, method)), None)
+    if read is not None:
         quantised = method = None
-        foreign -= _ITS_TAGS
+        foreign -= {read, *_READ[read]}
     if quantised or foreign:
         kind = method if isinstance(method, str) else ", ".join(sorted(foreign)) or "unknown"
-        return f"its weights are quantised ({kind}); localmoe needs the original 16-bit weights"
+        return f"its weights are quantised ({kind}); localmoe needs them in 16 bits, FP8 or MXFP4"
     if info.safetensors is None and "safetensors" not in tags:
         return "it has no safetensors weights"
     return ""
+
+
+def _is_read(form: str, tags: set[str], config: Mapping[str, Any], method: object) -> bool:
+    """Whether weights are in this form, by what the config says, or by tags as far as that says nothing
+    else."""
+    if form == "fp8" and is_float8(config):
+        return True
+    if not config.get("quantization_config"):
+        return form in tags
+    return method == form != "fp8" or (form in tags and method in _READ[form])
 
 
 def find_repo(text: str) -> tuple[str, str | None] | None:

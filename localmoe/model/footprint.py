@@ -13,6 +13,7 @@ from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
 from localmoe.hardware.needs import PASS_PADDING
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.float8_tensors import is_float8
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.host_embedding import embedding_params
 from localmoe.model.host_linear import plain_linears
@@ -70,6 +71,7 @@ def measure_footprint(
         state_row_bytes=state_row_bytes,
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
+        fp8_expert_bytes=layout.fp8_bytes if can_keep_fp8(skeleton, stored) else 0,
         expert_form=layout.form.value,
         own_inner_size=0 if layout.gated and layout.hidden == int(text.hidden_size) else layout.inner,
         linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
@@ -112,10 +114,20 @@ def can_pack(skeleton: Skeleton, stored: torch.dtype) -> bool:
     in other codes, and with gate's rows before up's."""
     if stored != torch.bfloat16 or is_packed(skeleton.config.to_dict()) or find_spec("numba") is None:
         return False
-    activations = (detect_activation(experts.module) for experts in skeleton.experts)
-    if any(activation is None or activation.interleaved for activation in activations):
+    return _in_order(skeleton) and all(experts.layout.fits_bf12 for experts in skeleton.experts)
+
+
+def can_keep_fp8(skeleton: Skeleton, stored: torch.dtype) -> bool:
+    """Likewise, whether experts that are published in FP8 can be kept so."""
+    if stored != torch.bfloat16 or find_spec("numba") is None or not is_float8(skeleton.config.to_dict()):
         return False
-    return all(experts.layout.fits_bf12 for experts in skeleton.experts)
+    return _in_order(skeleton) and all(experts.layout.fits_fp8 for experts in skeleton.experts)
+
+
+def _in_order(skeleton: Skeleton) -> bool:
+    """Whether gate's rows come before up's."""
+    activations = (detect_activation(experts.module) for experts in skeleton.experts)
+    return all(activation is not None and not activation.interleaved for activation in activations)
 
 
 def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:

@@ -10,147 +10,31 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from localmoe.core.errors import LoadCancelledError
 from localmoe.hardware.cpu import core_counts
-from localmoe.hub.checkpoint import TensorHeader
 from localmoe.kernels.bf12_tiles import TILE_ROWS as STRIP
-from localmoe.kernels.bf12_tiles import Bf12Matrix
-from localmoe.kernels.mxfp4_tiles import TILE_ROWS, Mxfp4Matrix
-from localmoe.model.packed_head import PackedHead
+from localmoe.kernels.bf12_tiles import UnpackableError
+from localmoe.kernels.fp8_tiles import Fp8Matrix
+from localmoe.model.read_pieces import (
+    PACKED_BYTES,
+    STAGED_BYTES,
+    AnyPiece,
+    BlocksPiece,
+    PackedPiece,
+    is_direct,
+)
 from localmoe.model.weight_reader import WeightReader, stored_dtype
-from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES, decode_into
+from localmoe.quant.mxfp4 import BLOCK_BYTES, decode_into
 
 MAX_THREADS = 8
-PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread
-STAGED_BYTES = 4 << 20  # at most, of a read through a buffer, of which each thread has one
-DECODED_BYTES = 1 << 20  # at most, of weights that are made of MXFP4 at once: they stay in a core's cache
-PACKED_BYTES = 1 << 20  # the same of weights that are packed
 _POLL_S = 0.05  # between looks at `cancel` while nothing finishes
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Stored elements from `first_element` on, as many as `target` has and in its order.
-
-    Attributes:
-        target: of any device, floating dtype and strides.
-        layer: the MoE layer whose records it belongs to; None for a shared weight.
-    """
-
-    header: TensorHeader
-    first_element: int
-    target: Tensor
-    layer: int | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file."""
-        return self.target.numel() * stored_dtype(self.header).itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksPiece:
-    """Stored blocks of MXFP4 from `first_element`, a byte, on: so many rows of a matrix.
-
-    Attributes:
-        target: for weights, of these rows, or a whole matrix that keeps MXFP4.
-        first_row: of `target`.
-    """
-
-    header: TensorHeader
-    scales: TensorHeader
-    first_element: int
-    target: Tensor | Mxfp4Matrix
-    first_row: int
-    num_rows: int
-    columns: int
-    layer: int
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks."""
-        return self.num_rows * self.columns // BLOCK
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file."""
-        return self.num_blocks * (BLOCK_BYTES + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedPiece:
-    """Stored elements from `first_element` on: so many rows, whole strips or the last ones, of a matrix that
-    is kept in BF12."""
-
-    header: TensorHeader
-    first_element: int
-    target: Bf12Matrix | PackedHead
-    first_row: int
-    num_rows: int
-    layer: int | None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file."""
-        return self.num_rows * self.target.columns * stored_dtype(self.header).itemsize
-
-
-AnyPiece: TypeAlias = Piece | BlocksPiece | PackedPiece
-
-
-def split_read(
-    header: TensorHeader, target: Tensor, first_element: int = 0, layer: int | None = None
-) -> Iterator[Piece]:
-    """A read as pieces of whole rows (of dimension 0), as few as the limits on their size allow.
-
-    Raises:
-        CheckpointError: localmoe does not read this dtype.
-    """
-    stored = stored_dtype(header)
-    flat = target.view(-1) if target.is_contiguous() else target
-    row = flat[0].numel() if flat.numel() else 1
-    limit = PIECE_BYTES if _is_direct(flat, stored) else STAGED_BYTES
-    rows = max(1, limit // (row * stored.itemsize))
-    for start in range(0, flat.shape[0], rows):
-        yield Piece(header, first_element + start * row, flat[start : start + rows], layer)
-
-
-def split_blocks(
-    blocks: TensorHeader, scales: TensorHeader, target: Tensor | Mxfp4Matrix, first_row: int, layer: int
-) -> Iterator[BlocksPiece]:
-    """A read of MXFP4 blocks: of rows from `first_row` on, of dimension 0 of the stored matrix and of
-    `target`, (N, K) weights or a matrix that keeps MXFP4."""
-    if isinstance(target, Tensor):
-        total, columns, step, row_bytes = *target.shape, 1, target.shape[1] * target.itemsize
-    else:
-        total, columns, step, row_bytes = target.rows, target.columns, TILE_ROWS, target.columns
-    rows = max(1, DECODED_BYTES // row_bytes // step) * step
-    for start in range(0, total, rows):
-        count = min(rows, total - start)
-        first_byte = (first_row + start) * columns // BLOCK * BLOCK_BYTES
-        yield BlocksPiece(blocks, scales, first_byte, target, start, count, columns, layer)
-
-
-def split_packed(
-    header: TensorHeader, first_element: int, target: Bf12Matrix | PackedHead, layer: int | None
-) -> Iterator[PackedPiece]:
-    """A read of a matrix that is packed on the way.
-
-    Raises:
-        CheckpointError: localmoe does not read this dtype.
-    """
-    rows = max(1, PIECE_BYTES // (target.columns * stored_dtype(header).itemsize) // STRIP) * STRIP
-    for start in range(0, target.rows, rows):
-        count = min(rows, target.rows - start)
-        yield PackedPiece(header, first_element + start * target.columns, target, start, count, layer)
 
 
 def num_threads() -> int:
@@ -240,7 +124,7 @@ def _read(reader: WeightReader, piece: AnyPiece, staging: Tensor) -> Tensor:
     if isinstance(piece, PackedPiece):
         return _read_packed(reader, piece, staging)
     stored = stored_dtype(piece.header)
-    if _is_direct(piece.target, stored):
+    if is_direct(piece.target, stored):
         reader.read_part(piece.header, piece.first_element, piece.target)
         return staging
     staging = _at_least(piece.num_bytes, staging)
@@ -267,6 +151,8 @@ def _read_blocks(reader: WeightReader, piece: BlocksPiece, staging: Tensor) -> T
 
 def _read_packed(reader: WeightReader, piece: PackedPiece, staging: Tensor) -> Tensor:
     """Some strips after the other, so that they are packed while a core's cache holds them."""
+    if isinstance(piece.target, Fp8Matrix):
+        return _read_codes(reader, piece, piece.target, staging)
     stored, columns = stored_dtype(piece.header), piece.target.columns
     row_bytes = columns * stored.itemsize
     rows = max(1, PACKED_BYTES // row_bytes // STRIP) * STRIP
@@ -279,11 +165,21 @@ def _read_packed(reader: WeightReader, piece: PackedPiece, staging: Tensor) -> T
     return staging
 
 
+def _read_codes(reader: WeightReader, piece: PackedPiece, target: Fp8Matrix, staging: Tensor) -> Tensor:
+    """Likewise, of codes that stay as they are."""
+    columns = target.columns
+    step = max(1, PACKED_BYTES // columns // STRIP) * STRIP
+    staging = _at_least(step * columns, staging)
+    for first in range(0, piece.num_rows, step):
+        count = min(step, piece.num_rows - first)
+        codes, start = staging[: count * columns], piece.first_element + first * columns
+        scales = reader.read_codes(piece.header, start, codes)
+        if not target.put(piece.first_row + first, codes.view(count, columns), scales):
+            raise UnpackableError(f"{piece.header.name} has weights that are no numbers")
+    return staging
+
+
 def _at_least(num_bytes: int, staging: Tensor) -> Tensor:
     if staging.numel() >= num_bytes:
         return staging
     return torch.empty(max(num_bytes, STAGED_BYTES), dtype=torch.uint8)
-
-
-def _is_direct(target: Tensor, stored: torch.dtype) -> bool:
-    return target.device.type == "cpu" and target.dtype == stored and target.is_contiguous()

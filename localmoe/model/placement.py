@@ -25,15 +25,16 @@ from transformers.core_model_loading import (
 from localmoe.core.errors import CheckpointError
 from localmoe.core.types import ExpertKey
 from localmoe.experts.record_store import RecordStore
+from localmoe.experts.records import PackedMatrix
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import PackedHead
-from localmoe.model.parallel_reader import AnyPiece, split_blocks, split_packed, split_read
+from localmoe.model.read_pieces import AnyPiece, split_blocks, split_packed, split_read
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.tying import tied_weights
-from localmoe.model.weight_reader import check_kind
+from localmoe.model.weight_reader import check_kind, wrong_shape
 from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
 
 _EXPERT_INDEX = re.compile(r"experts\.(\d+)\.")
@@ -120,7 +121,7 @@ class Placement:
             CheckpointError: it has another shape.
         """
         if tuple(tensor.shape) != tuple(self._meta[key].shape):
-            raise _wrong_shape(f"Tensor {key}", tensor.shape, self._meta[key].shape)
+            raise wrong_shape(f"Tensor {key}", tensor.shape, self._meta[key].shape)
         if self._head is not None and key == self._head.key:
             self._head.take(tensor)
             return
@@ -129,9 +130,11 @@ class Placement:
             return
         target = self._experts[key]
         for expert in range(self._store.num_experts):
-            if self._store.layouts[target.layer].bf12:
+            if self._store.layouts[target.layer].packed:
                 matrices = self._packed(target, expert)
                 for matrix, rows in zip(matrices, tensor[expert].chunk(len(matrices)), strict=True):
+                    if not isinstance(matrix, Bf12Matrix):
+                        raise UnpackableError(f"{key} is put together by transformers")
                     matrix.put(0, rows.to(torch.bfloat16).contiguous())
             else:
                 self._weights(key, target, expert).copy_(tensor[expert])
@@ -155,13 +158,13 @@ class Placement:
             return
         expected = tuple(self._meta[key].shape)
         if tuple(header.shape) != expected:
-            raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
+            raise wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
         if key in self._tied:
             return  # the same values as its source has; twice they would take memory
         if key in self._experts:  # (E, ...) in the checkpoint as in the module
             for expert in range(self._store.num_experts):
                 size = math.prod(expected[1:])
-                if self._store.layouts[self._experts[key].layer].bf12:
+                if self._store.layouts[self._experts[key].layer].packed:
                     packed = self._packed(self._experts[key], expert)
                     self._read_packed(key, header, expert, 0, packed, expert * size)
                     continue
@@ -188,7 +191,7 @@ class Placement:
                 f"Tensor {header.name} names no expert of this model: download the model again."
             )
         target, slab = self._experts[key], converter.source_patterns.index(pattern)
-        if self._store.layouts[target.layer].bf12:
+        if self._store.layouts[target.layer].packed:
             self._place_packed(key, header, expert, slab, converter)
             return
         view = self._weights(header.name, target, expert)
@@ -197,7 +200,7 @@ class Placement:
             width = view.shape[dim] // len(converter.source_patterns)
             view = view.narrow(dim, slab * width, width)
         if tuple(header.shape) != tuple(view.shape):
-            raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, view.shape)
+            raise wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, view.shape)
         self._read_expert(key, header, expert, slab, view, 0)
 
     def _place_packed(
@@ -212,7 +215,7 @@ class Placement:
             packed = packed[slab : slab + 1]
         expected = sum(matrix.rows for matrix in packed), packed[0].columns
         if tuple(header.shape) != expected:
-            raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
+            raise wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
         self._read_packed(key, header, expert, slab, packed, 0)
 
     def _place_blocks(self, key: str, blocks: TensorHeader, scales: TensorHeader | None) -> None:
@@ -240,22 +243,22 @@ class Placement:
             )
         return self._store.views(ExpertKey(target.layer, expert))[target.part]
 
-    def _packed(self, target: ExpertTarget, expert: int) -> Sequence[Bf12Matrix]:
+    def _packed(self, target: ExpertTarget, expert: int) -> Sequence[PackedMatrix]:
         """gate, if there is one, and up, or down alone, of an expert."""
-        *gate_up, down = self._store.bf12_views(ExpertKey(target.layer, expert))
+        *gate_up, down = self._store.packed_views(ExpertKey(target.layer, expert))
         return gate_up if target.part == 0 else (down,)
 
     def _read_packed(
-        self, key: str, header: TensorHeader, expert: int, slab: int, packed: Sequence[Bf12Matrix], first: int
+        self, key: str, header: TensorHeader, expert: int, slab: int, to: Sequence[PackedMatrix], first: int
     ) -> None:
         """first: the element of the tensor that the first matrix begins with."""
         place, layer = (key, expert, slab), self._experts[key].layer
         pieces: list[AnyPiece] = []
-        for matrix in packed:
+        for matrix in to:
             pieces += split_packed(header, first, matrix, layer)
             first += matrix.rows * matrix.columns
         if place not in self._reads:
-            self._elements[key] += sum(matrix.rows * matrix.columns for matrix in packed)
+            self._elements[key] += sum(matrix.rows * matrix.columns for matrix in to)
         self._reads[place] = pieces
 
     def _read_expert(
@@ -291,10 +294,3 @@ class Placement:
         else:
             module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         return tensor
-
-
-def _wrong_shape(what: str, found: tuple[int, ...], expected: tuple[int, ...]) -> CheckpointError:
-    return CheckpointError(
-        f"{what} has shape {list(found)}, the model expects {list(expected)}: config.json and weights do not "
-        "belong together."
-    )

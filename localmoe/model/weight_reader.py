@@ -1,5 +1,5 @@
-"""Read tensors of safetensors files straight into memory that is already there. Does not decide where they
-belong.
+"""Read tensors of safetensors files straight into memory that is already there, eight-bit floats as the
+16-bit weights that they are with their scales. Does not decide where they belong.
 
 Plain reads instead of a memory map: a map's pages would count as the process's memory beside the
 destination, which would double the peak of a load.
@@ -8,7 +8,7 @@ destination, which would double the peak of a load.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -18,6 +18,9 @@ from torch import Tensor
 from localmoe.core.errors import CheckpointError
 from localmoe.hub.checkpoint import TensorHeader
 from localmoe.hub.file_version import FileVersion, open_again
+from localmoe.hub.safetensors_header import BlockScales
+from localmoe.kernels.fp8_tiles import SCALE_COLUMNS
+from localmoe.quant.float8 import decode_into
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -26,19 +29,28 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "BOOL": torch.bool,
     }
 )  # fmt: skip
+_DECODED = 1 << 20  # eight-bit weights at once: they stay in a core's cache
 
 
 def stored_dtype(header: TensorHeader) -> torch.dtype:
-    """The torch dtype of a stored tensor.
+    """The torch dtype of a stored tensor, as it is read.
 
     Raises:
         CheckpointError: localmoe does not read this dtype.
     """
+    if header.scales is not None:
+        return torch.bfloat16
     if header.dtype not in DTYPES:
         raise CheckpointError(
             f"Tensor {header.name} has dtype {header.dtype}: localmoe needs 16- or 32-bit weights."
         )
     return DTYPES[header.dtype]
+
+
+def shares_columns(header: TensorHeader) -> bool:
+    """Whether a tensor is one of eight-bit weights of which 128 columns side by side share a scale."""
+    scales = header.scales
+    return scales is not None and (scales.columns % SCALE_COLUMNS == 0 or scales.columns >= header.shape[-1])
 
 
 def check_kind(header: TensorHeader, wanted: Tensor) -> None:
@@ -53,25 +65,72 @@ def check_kind(header: TensorHeader, wanted: Tensor) -> None:
         )
 
 
+def wrong_shape(what: str, found: Sequence[int], expected: Sequence[int]) -> CheckpointError:
+    """What to raise of a tensor."""
+    return CheckpointError(
+        f"{what} has shape {list(found)}, the model expects {list(expected)}: config.json and weights do not "
+        "belong together."
+    )
+
+
 class WeightReader:
     """Keeps one file open at a time; a context manager, for one thread."""
 
     def __init__(self) -> None:
         self._held: tuple[Path, FileVersion] | None = None
         self._file: io.FileIO | None = None
+        self._scales: tuple[BlockScales, Tensor] | None = None  # that were read last
 
     def read_part(self, header: TensorHeader, first_element: int, out: Tensor) -> None:
-        """Fill a contiguous tensor of the stored dtype with stored elements from `first_element` on.
+        """Fill a contiguous tensor of the dtype that is read with stored elements from `first_element` on.
 
         Raises:
             CheckpointError: the file is not the one of the header any more, ends early or cannot be read.
         """
         assert out.is_contiguous() and out.dtype == stored_dtype(header)
+        if header.scales is None:
+            self._read(header, first_element * out.element_size(), out)
+            return
+        rows, columns = header.shape[-2:]
+        scales, block = self._scales_of(header.scales), (header.scales.rows, header.scales.columns)
+        flat = out.view(-1)
+        for start in range(0, len(flat), _DECODED):
+            part = flat[start : start + _DECODED]
+            codes = torch.empty(len(part), dtype=torch.uint8)
+            self._read(header, first_element + start, codes)
+            decode_into(codes, scales, first_element + start, columns, rows, block, part)
+
+    def read_codes(self, header: TensorHeader, first_element: int, out: Tensor) -> Tensor:
+        """Fill uint8 (n,) with the codes of whole rows; float32 (n / C, G), the scales of each row's 128
+        columns. header: shares_columns. Raises as read_part."""
+        assert header.scales is not None, "of eight-bit weights"
+        self._read(header, first_element, out)
+        rows, columns = header.shape[-2:]
+        first = first_element // columns
+        lines = torch.arange(first, first + len(out) // columns)
+        places = torch.arange(0, columns, SCALE_COLUMNS) // header.scales.columns
+        scales = self._scales_of(header.scales)
+        return scales[lines // rows, lines % rows // header.scales.rows][:, places]
+
+    def _scales_of(self, scales: BlockScales) -> Tensor:
+        """float32 (M, R, C) of M matrices."""
+        if self._scales is None or self._scales[0] != scales:
+            powers = scales.header.dtype == "F8_E8M0"
+            dtype = torch.uint8 if powers else stored_dtype(scales.header)
+            stored = torch.empty(scales.header.shape, dtype=dtype)
+            self._read(scales.header, 0, stored)
+            by_matrix = (stored.view(torch.float8_e8m0fnu) if powers else stored).float()
+            by_matrix = by_matrix.view(-1, *scales.grid)
+            self._scales = scales, by_matrix.contiguous()
+        return self._scales[1]
+
+    def _read(self, header: TensorHeader, first_byte: int, out: Tensor) -> None:
+        """Bytes as they are stored."""
         file = self._open(header)
         target = memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         done = 0
         try:
-            file.seek(header.offset + first_element * out.element_size())
+            file.seek(header.offset + first_byte)
             while done < len(target):
                 count = file.readinto(target[done:])
                 if not count:

@@ -19,9 +19,10 @@ from localmoe.experts.host_memory import PinnedPieces, anonymous_memory
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.model.building import one_at_a_time
 from localmoe.model.materialise import rebuild_buffers
-from localmoe.model.parallel_reader import AnyPiece, read_pieces, split_read
+from localmoe.model.parallel_reader import read_pieces
+from localmoe.model.read_pieces import AnyPiece, split_read
 from localmoe.model.text_part import without_text_part
-from localmoe.model.weight_reader import check_kind
+from localmoe.model.weight_reader import check_kind, wrong_shape
 from localmoe.vision.image_reader import Patches
 
 _LOG = logging.getLogger(__name__)
@@ -132,10 +133,7 @@ def _read_weights(model: Any, checkpoint: Checkpoint) -> Tensor:
             continue
         check_kind(header, wanted[key])
         if tuple(header.shape) != tuple(wanted[key].shape):
-            raise CheckpointError(
-                f"Tensor {header.name} in {header.file.name} has shape {list(header.shape)}, the model "
-                f"expects {list(wanted[key].shape)}: config.json and weights do not belong together."
-            )
+            raise wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, wanted[key].shape)
         found[key] = header
     absent = wanted.keys() - found.keys()
     if absent:

@@ -195,7 +195,9 @@ def test_no_machine_makes_a_nan_or_a_plan_beyond_what_is_free(
 
 # of what sees, and of a layer that predicts further tokens, with an embedding and a head of its own
 UNUSED = {"gemma-4-26B-A4B-it": 550_000_000, "GLM-4.7-Flash": 1_278_000_000}
-WHOLE = {"qwen3.5-35b-a3b": "qwen3_5_moe", "gemma-4-26b-a4b": "gemma4"}
+WHOLE = {
+    "qwen3.5-35b-a3b": "qwen3_5_moe", "qwen3.5-35b-a3b-fp8": "qwen3_5_moe", "gemma-4-26b-a4b": "gemma4",
+}  # fmt: skip
 
 
 @pytest.mark.slow(but=4)
@@ -204,6 +206,7 @@ WHOLE = {"qwen3.5-35b-a3b": "qwen3_5_moe", "gemma-4-26b-a4b": "gemma4"}
     [
         ("OLMoE-1B-7B-0924-Instruct", "olmoe-1b-7b"), ("Qwen1.5-MoE-A2.7B-Chat", "qwen1.5-moe-a2.7b"),
         ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Qwen3.6-35B-A3B", "qwen3.5-35b-a3b"),
+        ("Qwen3.6-35B-A3B-FP8", "qwen3.5-35b-a3b-fp8"),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano"),
         ("gemma-4-26B-A4B-it", "gemma-4-26b-a4b"),
         ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
@@ -216,8 +219,9 @@ WHOLE = {"qwen3.5-35b-a3b": "qwen3_5_moe", "gemma-4-26b-a4b": "gemma4"}
 def test_the_proposed_models_have_the_sizes_that_their_configs_make(name: str, shape: Any) -> None:
     if shape in WHOLE:  # the text part of a larger model
         text = dict(SHAPES[shape].dimensions)
+        said = {name: text.pop(name) for name in ("quantization_config",) if name in text}
         config = transformers.AutoConfig.for_model(
-            WHOLE[shape], text_config=text, vision_config={"hidden_size": 1152}
+            WHOLE[shape], text_config=text, vision_config={"hidden_size": 1152}, **said
         )
     elif isinstance(shape, str):
         config = SHAPES[shape].config()
@@ -237,6 +241,10 @@ def test_the_proposed_models_have_the_sizes_that_their_configs_make(name: str, s
         further = [*whole.model.visual.parameters(), *skeleton.model.model.layers[3].parameters()]
         unused = sum(p.numel() for p in further) + 2 * config.text_config.hidden_size**2
         assert facts.num_bytes - 2 * facts.footprint.total_params == pytest.approx(2 * unused, rel=0.01)
+        return
+    if shape == "qwen3.5-35b-a3b-fp8":  # its experts; other layers are partly in FP8 too
+        experts = facts.footprint.total_experts * facts.footprint.expert_params
+        assert experts < facts.num_bytes - 2 * facts.footprint.shared_params < 1.1 * experts
         return
     if name in UNUSED:
         assert facts.num_bytes == 2 * (facts.footprint.total_params + UNUSED[name])
@@ -260,6 +268,17 @@ def test_three_that_fit_are_proposed_the_quick_ones_first_or_the_smallest_with_i
         lambda facts: fit_model(facts, replace(COMPUTER, ram_available_bytes=GIB), RATES)
     )
     assert "1b" in smallest.repo_id and not fit.fits and fit.reason
+
+
+def test_what_is_published_in_fewer_bits_is_proposed_where_the_original_does_not_fit() -> None:
+    names = []
+    for gib in (60, 40):
+        computer = replace(COMPUTER, ram_available_bytes=gib * GIB, ram_total_bytes=gib * GIB)
+        found = propose(lambda facts, computer=computer: fit_model(facts, computer, RATES))  # type: ignore[misc]
+        names.append([one.repo_id for one, _ in found])
+    whole, packed = "Qwen/Qwen3.6-35B-A3B", "Qwen/Qwen3.6-35B-A3B-FP8"
+    assert whole in names[0] and packed not in names[0]
+    assert packed in names[1] and whole not in names[1]
     assert propose(lambda facts: Fit(False), []) == []
 
 

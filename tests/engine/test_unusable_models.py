@@ -127,7 +127,7 @@ def test_a_dense_model_is_refused_as_such(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\).*16-bit"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\).*of 16 bits or in FP8"),
         (
             {"quantization_config": {"quant_method": "awq", "modules_to_not_convert": []}},
             r"quantised \(awq\)",

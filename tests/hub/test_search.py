@@ -47,6 +47,11 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     repo(hub, "a/chat-oss-tags", moe, ("mxfp4", "8-bit"))
     repo(hub, "a/chat-8-bit", moe, ("8-bit",))
     repo(hub, "a/chat-list", b'{"model_type": "gpt_oss", "quantization_config": ["mxfp4"]}', ("mxfp4",))
+    eight = b'{"model_type": "qwen3_moe", "quantization_config": {"quant_method": "%s"}}'
+    repo(hub, "a/chat-fp8", eight % b"fp8", ("fp8",))
+    repo(hub, "a/chat-fp8-compressed", eight % b"compressed-tensors", ("fp8", "compressed-tensors", "8-bit"))
+    repo(hub, "a/chat-compressed", eight % b"compressed-tensors", ("compressed-tensors",))
+    repo(hub, "a/chat-fp8-and-mlx", eight % b"fp8", ("fp8", "mlx"))
     code = b'{"AutoModelForCausalLM": "modeling_phimoe.PhiMoEForCausalLM"}'
     named = b'{"model_type": "phimoe", "auto_map": %s}' % code
     repo(hub, "a/chat-older-than-transformers", named, ("custom_code",))
@@ -57,12 +62,14 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     # their weights are 16-bit floats too; where a search tells no config, that has the last word later
     assert reasons.pop("a/chat-older-than-transformers") == ""
     assert reasons.pop("a/chat-oss") == reasons.pop("a/chat-oss-tags") == ""
+    assert reasons.pop("a/chat-fp8") == reasons.pop("a/chat-fp8-compressed") == ""
     assert (hits[0].architecture, hits[0].licence, hits[0].gated) == ("qwen2_moe", "mit", False)
     assert hits[0].num_params is not None and hits[0].downloads == 7
     words = {
         "a/llama-chat": "no Mixture of Experts", "a/chat-gptq": "quantised (gptq)", "a/chat-awq": "awq",
         "a/chat-custom": "code of its own", "a/chat-pickle": "no safetensors", "a/chat-odd": "does not know",
         "a/chat-oss-mlx": "(mlx)", "a/chat-8-bit": "(8-bit)", "a/chat-list": "(mxfp4)",
+        "a/chat-compressed": "(compressed-tensors)", "a/chat-fp8-and-mlx": "(mlx)",
     }  # fmt: skip
     assert reasons.keys() == words.keys()
     assert [name for name, word in words.items() if word not in reasons[name]] == []

@@ -19,7 +19,8 @@ from localmoe.core.errors import CheckpointError, LoadCancelledError
 from localmoe.hub.checkpoint import TensorHeader
 from localmoe.hub.file_version import FileVersion
 from localmoe.model import parallel_reader
-from localmoe.model.parallel_reader import Piece, num_threads, read_pieces, split_read
+from localmoe.model.parallel_reader import num_threads, read_pieces
+from localmoe.model.read_pieces import PIECE_BYTES, STAGED_BYTES, Piece, split_read
 from localmoe.model.weight_reader import WeightReader
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -118,10 +119,10 @@ def test_large_reads_are_split_at_the_limits(tmp_path: Path) -> None:
     header = TensorHeader("t", tmp_path, "BF16", (1000, 50_000), 100_000_000, 0, FileVersion(100_000_000, 0))
     direct = list(split_read(header, torch.empty(1000, 50_000, dtype=torch.bfloat16)))
     staged = list(split_read(header, torch.empty(50_000, 1000, dtype=torch.bfloat16).t()))
-    assert all(piece.num_bytes <= parallel_reader.PIECE_BYTES for piece in direct) and len(direct) == 6
+    assert all(piece.num_bytes <= PIECE_BYTES for piece in direct) and len(direct) == 6
     converted = list(split_read(header, torch.empty(1000, 50_000, dtype=torch.float32)))
     for pieces in (staged, converted):
-        assert all(piece.num_bytes <= parallel_reader.STAGED_BYTES for piece in pieces)
+        assert all(piece.num_bytes <= STAGED_BYTES for piece in pieces)
 
 
 def many(tmp_path: Path, count: int = 40) -> tuple[list[Tensor], list[Piece]]:

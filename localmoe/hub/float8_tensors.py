@@ -1,0 +1,116 @@
+"""Weights published as eight-bit floats (FP8 E4M3), with scales in tensors beside them: whether a model's
+config says so, and which tensor scales which. Reads no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from localmoe.core.errors import CheckpointError
+from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
+
+DTYPE = "F8_E4M3"
+_SUFFIXES = ("_scale_inv", "_scale")  # behind the name of what is scaled; all are multiplied with
+_BESIDE = ("scale", "qscale_weight")  # in the place of "weight", of DeepSeek V4 and Mistral Large 4
+_OF_INPUTS = ("input_scale", "activation_scale", "input_global_scale")  # of no use to 16-bit activations
+_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
+
+
+def is_float8(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config.json says that its weights are E4M3, as those of DeepSeek V3, MiniMax M2 and
+    the FP8 versions of Qwen are ("fp8"), or of GLM ("compressed-tensors")."""
+    values = config.get("quantization_config")
+    if not isinstance(values, Mapping):
+        return False
+    method = values.get("quant_method")
+    if method == "fp8":
+        return "e4m3" in str(values.get("fmt") or "e4m3")
+    groups = _groups(values) if method == "compressed-tensors" else []
+    return bool(groups) and all(
+        group.get("num_bits") == 8 and group.get("type") == "float" for group in groups
+    )
+
+
+def with_scales(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -> dict[str, TensorHeader]:
+    """The tensors of a checkpoint, where its config says that it is_float8: each one of eight bits with its
+    scales, which are not among them any more. Others as they are.
+
+    Raises:
+        CheckpointError: scales do not fit what they are of, or are missing.
+    """
+    if not is_float8(config):
+        return dict(tensors)
+    block, found, used = _block(config["quantization_config"]), dict(tensors), set()
+    for name, header in tensors.items():
+        if header.dtype != DTYPE:
+            continue
+        scales = next((tensors[other] for other in _names(name) if other in tensors), None)
+        if scales is None:
+            raise CheckpointError(
+                f"Tensor {shown(name)} in {header.file.name} has eight-bit weights without scales, which say "
+                "nothing: download the model again."
+            )
+        found[name] = replace(header, scales=_fitting(header, scales, block))
+        used.add(scales.name)
+    return {
+        name: header for name, header in found.items() if name not in used and not name.endswith(_OF_INPUTS)
+    }
+
+
+def _names(name: str) -> list[str]:
+    """That the scales of a tensor may have."""
+    found = [name + end for end in _SUFFIXES]
+    if name.endswith(".weight"):
+        found += [name.removesuffix("weight") + end for end in _BESIDE]
+    return found
+
+
+def _groups(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """How weights are stored, of compressed-tensors."""
+    groups = values.get("config_groups")
+    entries = groups.values() if isinstance(groups, Mapping) else ()
+    weights = [entry.get("weights") if isinstance(entry, Mapping) else None for entry in entries]
+    return [entry if isinstance(entry, Mapping) else {} for entry in weights]
+
+
+def _block(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns that share a scale where not all of a row or a tensor do; (1, 1) if it does not
+    say."""
+    named = [values.get("weight_block_size"), *(group.get("block_structure") for group in _groups(values))]
+    for block in named:
+        if isinstance(block, (list, tuple)) and len(block) == 2:
+            rows, columns = block
+            if type(rows) is int and type(columns) is int and min(rows, columns) > 0:
+                return rows, columns
+    return 1, 1
+
+
+def _fitting(header: TensorHeader, scales: TensorHeader, block: tuple[int, int]) -> BlockScales:
+    """A scale for each block, for each row or column, or one for a matrix."""
+    shape, has = header.shape, scales.shape
+    if len(shape) >= 2 and scales.dtype in _SCALE_DTYPES:
+        matrices = shape[:-2]
+        if len(has) == len(shape) - 1 and has == shape[:-1]:
+            has = (*has, 1)
+        if has == matrices or (has == (1,) and not matrices):
+            has = (*matrices, 1, 1)
+        if len(has) == len(shape) and has[:-2] == matrices:
+            down, across = has[-2:]
+            rows, columns = _size(shape[-2], down, block[0]), _size(shape[-1], across, block[1])
+            if rows and columns:
+                return BlockScales(scales, rows, columns, (down, across))
+    raise CheckpointError(
+        f"Tensor {shown(scales.name)} has shape {list(scales.shape)} of {scales.dtype}, which are no scales "
+        f"of {shown(header.name)} {list(shape)}: config.json and weights do not belong together."
+    )
+
+
+def _size(length: int, count: int, side: int) -> int:
+    """Numbers in a line of `length` that share one of `count` scales; 0 if that does not go."""
+    if count == 1:
+        return max(1, length)
+    if count == length:
+        return 1
+    return side if count == -(-length // side) else 0
