@@ -30,6 +30,7 @@ from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import ExpertShape, Launch, routed_experts
 from localmoe.kernels.residency import ON_HOST, ResidencyView
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.quant.float8 import decode_rows
 from localmoe.quant.mxfp4 import decode
 
 SILU = Activation("silu")
@@ -50,12 +51,15 @@ CASES = {
     "qwen3-30b-a3b": Case(ExpertShape(2048, 768, False, SILU), 128, 8),
     "phi-3.5-moe": Case(ExpertShape(4096, 6400, False, SILU), 16, 2),
     "qwen1.5-moe-bf12": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.BF12), 60, 4),
+    "qwen1.5-moe-fp8": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.FP8), 60, 4),
+    "phi-3.5-moe-fp8": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.FP8), 16, 2),
     "phi-3.5-moe-bf12": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.BF12), 16, 2),
     "gpt-oss-20b": Case(ExpertShape(2880, 2880, True, OAI, form=WeightForm.MXFP4), 32, 4),
     "gpt-oss-20b-16-bit": Case(ExpertShape(2880, 2880, True, OAI), 32, 4),
 }
 
 
+_BITS = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12, WeightForm.FP8: 8}
 _PACKED = 4  # records in BF12 that differ
 
 
@@ -83,12 +87,24 @@ class Layers:
         experts = self.case.experts
         if self.layout.bf12:
             return self._packed()[torch.arange(experts, device="cuda") % _PACKED]
+        if self.layout.fp8:
+            return self._in_fp8()
         if not self.layout.mxfp4:
             return torch.randn(experts, self.layout.elements, device="cuda", dtype=torch.bfloat16).mul_(0.02)
         records = torch.randint(0, 256, (experts, self.record_bytes), device="cuda", dtype=torch.uint8)
         for record in records:
             for matrix in self.layout.mxfp4_views(record):
                 matrix.scales.random_(118, 122)
+        return records
+
+    def _in_fp8(self) -> Tensor:
+        """Codes of normal weights."""
+        size = self.case.experts, self.record_bytes
+        codes = torch.randn(size, device="cuda", dtype=torch.bfloat16).mul_(100).clamp_(-448, 448)
+        records = codes.to(torch.float8_e4m3fn).view(torch.uint8)
+        for record in records:
+            for matrix in self.layout.fp8_views(record):
+                matrix.scales.uniform_(1e-4, 3e-4)
         return records
 
     def _packed(self) -> Tensor:
@@ -107,6 +123,10 @@ class Layers:
             return both[0], both[1]
         if self.layout.bf12:
             gate, up, down = (matrix.take().cuda() for matrix in self.layout.bf12_views(record.cpu()))
+            return torch.cat((gate, up)), down
+        if self.layout.fp8:
+            parts = self.layout.fp8_views(record.cpu())
+            gate, up, down = (decode_rows(*each.take()).cuda() for each in parts)
             return torch.cat((gate, up)), down
         gate_up, down = self.layout.views(record)
         return (gate_up.T, down.T) if self.layout.transposed else (gate_up, down)
@@ -285,7 +305,7 @@ def sweep(layers: Layers) -> None:
             for n, k, w, s in itertools.product((16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (3, 4, 5)):
                 size = (shape.hidden, shape.inner)[which]
                 tile = (2 - which) * n + 16
-                bits = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12}[shape.form]
+                bits = _BITS[shape.form]
                 if size % k or tile * k * bits // 8 * s > 96 << 10 or n * k < 2048 or n * k > 16384:
                     continue
                 launch = Launch(n, k, w, s)

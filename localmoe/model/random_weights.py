@@ -32,6 +32,7 @@ _SHIFT_BYTES = 128  # between the beginnings of two experts in the random block:
 _MAX_THREADS = 16
 _HEAD_ROWS = 4096  # of a packed head that are drawn at once
 _DRAWN_EXPERTS, _DRAWN_BYTES = 8, 512 << 20  # that are drawn at most, but two of any size
+_FP8_SPREAD = 100.0  # of codes: most of a block are far from its largest one, which is 448
 _MXFP4_SCALE = 120  # 2^-7, with which random codes of MXFP4 spread about as much as other weights
 _INT4_SPREAD = 21.25**0.5  # standard deviation of the codes -8 to 7, each alike likely
 
@@ -111,7 +112,9 @@ def _fill_records(
         return
     shifts = store.num_layers * store.num_experts * _SHIFT_BYTES // store.word.itemsize
     block = torch.empty(store.largest_record + shifts, dtype=store.word, device=device)
-    if store.word == torch.uint8:
+    if store.layouts[0].fp8:
+        block = _fp8_codes(block, generator)
+    elif store.word == torch.uint8:
         block.random_(0, 256, generator=generator)
     else:
         block.normal_(0.0, SPREAD, generator=generator)
@@ -126,8 +129,18 @@ def _fill_records(
         if store.layouts[layer].mxfp4:
             for matrix in store.mxfp4_views(key):
                 matrix.scales.fill_(_MXFP4_SCALE)
+        if store.layouts[layer].fp8:
+            for part in store.fp8_views(key):
+                part.scales.fill_(SPREAD / _FP8_SPREAD)
 
     _fill_all(store, fill, progress, cancel)
+
+
+def _fp8_codes(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Of a normal distribution."""
+    numbers = torch.empty(like.shape, dtype=STORED_DTYPE, device=like.device)
+    numbers.normal_(0.0, _FP8_SPREAD, generator=generator)
+    return numbers.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def _fill_packed(

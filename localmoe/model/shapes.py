@@ -1,7 +1,7 @@
 """Shapes of well-known models, made in code: what a benchmark with random weights needs instead of a file.
 Loads nothing.
 
-Dimensions are those of the published config.json files, and weights are 16-bit ones or in MXFP4. Rotary
+Dimensions are those of the published config.json files, and weights are 16-bit ones, in MXFP4 or FP8. Rotary
 embeddings have no long-context scaling (published: deepseek-v2-lite and gpt-oss yarn, phi-3.5-moe
 longrope), which changes the angles and not the cost; `max_position_embeddings` stays as published.
 """
@@ -9,7 +9,7 @@ longrope), which changes the angles and not the cost; `max_position_embeddings` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -272,7 +272,13 @@ _ALL = (
         },
     ),
 )  # fmt: skip
+_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+_IN_FP8 = tuple(  # Qwen/Qwen3-30B-A3B-FP8, Qwen/Qwen3.5-35B-A3B-FP8
+    replace(shape, name=f"{shape.name}-fp8", dimensions={**shape.dimensions, "quantization_config": _FP8})
+    for shape in _ALL
+    if shape.name in ("qwen3-30b-a3b", "qwen3.5-35b-a3b")
+)
 # those that this version of transformers knows
 SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {shape.name: shape for shape in _ALL if shape.architecture in CONFIG_MAPPING_NAMES}
+    {shape.name: shape for shape in _ALL + _IN_FP8 if shape.architecture in CONFIG_MAPPING_NAMES}
 )
