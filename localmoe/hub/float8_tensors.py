@@ -20,13 +20,15 @@ _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
 
 def is_float8(config: Mapping[str, Any]) -> bool:
     """Whether a model's config.json says that its weights are E4M3, as those of DeepSeek V3, MiniMax M2 and
-    the FP8 versions of Qwen are ("fp8"), or of GLM ("compressed-tensors")."""
+    the FP8 versions of Qwen are ("fp8"), of GLM ("compressed-tensors") or of Nemotron ("modelopt")."""
     values = config.get("quantization_config")
     if not isinstance(values, Mapping):
         return False
     method = values.get("quant_method")
-    if method == "fp8":
+    if method in ("fp8", "fbgemm_fp8"):
         return "e4m3" in str(values.get("fmt") or "e4m3")
+    if method == "modelopt":
+        return values.get("quant_algo") == "FP8"
     groups = _groups(values) if method == "compressed-tensors" else []
     return bool(groups) and all(
         group.get("num_bits") == 8 and group.get("type") == "float" for group in groups

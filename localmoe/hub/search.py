@@ -40,7 +40,7 @@ _CLASSES = ("model_type", "architectures", "auto_map")
 _NONSENSE = "The Hub's answer to the search makes no sense: try again later."
 # of which 16-bit weights are made when they are read, and tags that repos have besides; the Hub counts the
 # bytes that they are stored in
-_READ = {"mxfp4": frozenset({"8-bit"}), "fp8": frozenset({"8-bit", "compressed-tensors"})}
+_READ = {"mxfp4": frozenset({"8-bit"}), "fp8": frozenset({"8-bit", "compressed-tensors", "modelopt"})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ def headers(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tenso
     ("said", "float8"),
     [
         (FP8, True), (COMPRESSED, True), ({"quant_method": "fp8"}, True), ({**FP8, "fmt": "e5m2"}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, True), ({"quant_method": "fbgemm_fp8"}, True),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, False), ({"quant_method": "modelopt"}, False),
         ({"quant_method": "mxfp4"}, False), ({"quant_method": "compressed-tensors"}, False), ("fp8", False),
         ({**COMPRESSED, "config_groups": {"a": GROUP, "b": FOUR_BITS}}, False), (None, False),
         ({**COMPRESSED, "config_groups": {"a": None}}, False), ({**COMPRESSED, "config_groups": [1]}, False),
