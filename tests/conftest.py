@@ -65,7 +65,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
         _prepare_libraries()
-        hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no fault
+        examples = 100 if config.option.all else 60  # where a test does not say how many
+        hypothesis.settings.register_profile(
+            "any machine",
+            deadline=None,
+            max_examples=examples,  # a busy one is no fault
+        )
         hypothesis.settings.load_profile("any machine")
 
 

@@ -54,7 +54,7 @@ def _in_16_bits(prepared: PreparedModel, config: EngineConfig, error: Unpackable
     assert config.pack_experts, "nothing was to be packed"
     source, skeleton = prepared.source, prepared.skeleton
     head = isinstance(error, UnpackableHeadError)
-    fp8 = not head and skeleton.experts[0].layout.fp8
+    fp8 = not head and prepared.footprint.keeps_fp8
     log_unpackable(source.name, str(error), head=head)
     if error.lasting:
         source.never_pack(head=head, fp8=fp8)

@@ -20,8 +20,8 @@ from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.materialise import rebuild_buffers
 from localmoe.model.parallel_reader import read_pieces
+from localmoe.model.pieces import AnyPiece, split_read
 from localmoe.model.placement import Conversion, Placement
-from localmoe.model.read_pieces import AnyPiece, split_read
 from localmoe.model.skeleton import Skeleton, embedding_shape
 from localmoe.model.weight_reader import stored_dtype
 

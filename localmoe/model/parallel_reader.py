@@ -22,7 +22,7 @@ from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.bf12_tiles import TILE_ROWS as STRIP
 from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.fp8_tiles import Fp8Matrix
-from localmoe.model.read_pieces import (
+from localmoe.model.pieces import (
     PACKED_BYTES,
     STAGED_BYTES,
     AnyPiece,

@@ -31,7 +31,7 @@ from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import PackedHead
-from localmoe.model.read_pieces import AnyPiece, split_blocks, split_packed, split_read
+from localmoe.model.pieces import AnyPiece, split_blocks, split_packed, split_read
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.tying import tied_weights
 from localmoe.model.weight_reader import check_kind, wrong_shape

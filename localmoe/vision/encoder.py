@@ -20,7 +20,7 @@ from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.model.building import one_at_a_time
 from localmoe.model.materialise import rebuild_buffers
 from localmoe.model.parallel_reader import read_pieces
-from localmoe.model.read_pieces import AnyPiece, split_read
+from localmoe.model.pieces import AnyPiece, split_read
 from localmoe.model.text_part import without_text_part
 from localmoe.model.weight_reader import check_kind, wrong_shape
 from localmoe.vision.image_reader import Patches

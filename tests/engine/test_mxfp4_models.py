@@ -132,7 +132,7 @@ def test_experts_of_other_models_may_be_stored_so_too(tmp_path: Path) -> None:
 
 def test_many_small_reads_give_the_same_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(folder)
-    monkeypatch.setattr("localmoe.model.read_pieces.DECODED_BYTES", 5 * 128 * 2)
+    monkeypatch.setattr("localmoe.model.pieces.DECODED_BYTES", 5 * 128 * 2)
     parts = load(folder)
     for layer in range(whole.num_layers):
         for expert in range(whole.num_experts):

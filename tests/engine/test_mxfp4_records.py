@@ -78,7 +78,7 @@ def test_records_hold_the_published_weights(
 ) -> None:
     if not with_numba:
         monkeypatch.setattr(mxfp4_tiles, "_loops", lambda: None)
-    monkeypatch.setattr("localmoe.model.read_pieces.DECODED_BYTES", 40 * HIDDEN)
+    monkeypatch.setattr("localmoe.model.pieces.DECODED_BYTES", 40 * HIDDEN)
     skeleton, store = kept(folders[0])
     source = CheckpointSource.open(str(folders[1]))
     plain_skeleton = source.skeleton(torch.bfloat16)

@@ -151,7 +151,7 @@ def test_where_it_cannot_be_remembered_nothing_is_packed(
 ) -> None:
     folder = write(tmp_path)
     with_rare_exponents(folder, "lm_head")
-    monkeypatch.setattr(CheckpointSource, "never_pack", lambda self, *, head=False: None)
+    monkeypatch.setattr(CheckpointSource, "never_pack", lambda self, **what: None)
     monkeypatch.setattr(
         packing, "assemble",
         lambda prepared, config, **others: prepared.source.load_weights(

@@ -274,6 +274,7 @@ def test_a_second_load_of_what_cannot_be_packed_has_the_text_side_of_its_own_fil
 
         class footprint:
             vocab_size = 1
+            keeps_fp8 = False
 
         class compute:
             device = torch.device("cpu")

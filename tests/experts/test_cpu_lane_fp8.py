@@ -16,6 +16,7 @@ from localmoe.quant.float8 import values
 ONE = 0x38  # the code of 1
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-6)], ids=["bfloat16", "float32"]
 )

@@ -16,6 +16,7 @@ from localmoe.quant.mxfp4 import decode
 GATED = [kind for kind in KINDS if kind.gated]  # the form has no others
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-6)], ids=["bfloat16", "float32"]
 )

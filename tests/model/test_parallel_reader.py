@@ -20,7 +20,7 @@ from localmoe.hub.checkpoint import TensorHeader
 from localmoe.hub.file_version import FileVersion
 from localmoe.model import parallel_reader
 from localmoe.model.parallel_reader import num_threads, read_pieces
-from localmoe.model.read_pieces import PIECE_BYTES, STAGED_BYTES, Piece, split_read
+from localmoe.model.pieces import PIECE_BYTES, STAGED_BYTES, Piece, split_read
 from localmoe.model.weight_reader import WeightReader
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -89,8 +89,8 @@ def test_every_element_lands_in_its_place_and_nowhere_else(
 ) -> None:
     headers = write(tmp_path_factory.mktemp("read") / "file", [stored for stored, _, _ in parts])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel_reader, "PIECE_BYTES", piece_bytes)
-        patch.setattr(parallel_reader, "STAGED_BYTES", piece_bytes)
+        patch.setattr("localmoe.model.pieces.PIECE_BYTES", piece_bytes)
+        patch.setattr("localmoe.model.pieces.STAGED_BYTES", piece_bytes)
         patch.setattr(parallel_reader, "num_threads", lambda: 1 + seed % 4)
         pieces = [
             piece

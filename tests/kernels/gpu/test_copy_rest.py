@@ -175,7 +175,8 @@ def test_what_is_still_to_be_copied_leaves_more_to_the_cpu_until_the_next_pass()
         assert shares() == [alone, behind]
 
 
-@pytest.mark.parametrize("activation", [SILU, ENDLESS_OAI], ids=lambda activation: activation.kind)
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("activation", [ENDLESS_OAI, SILU], ids=lambda activation: activation.kind)
 @pytest.mark.parametrize(
     ("hidden", "inner"),
     [(64, 192), (128, 256), pytest.param(2880, 2880, marks=pytest.mark.gpu, id="gpt-oss")],
