@@ -37,6 +37,7 @@ def test_every_job_equals_float64(
         check_jobs(made, data, 64, tolerance)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("compute", [torch.bfloat16, torch.float32])
 def test_every_code_scale_and_column_is_what_was_put(compute: torch.dtype) -> None:
     check_codes(compute)

@@ -98,11 +98,12 @@ def kinds(view: ResidencyView) -> list[int]:
     return (view.log.cpu() & 0xFF).tolist()
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     "rates", [ALL_CPU, LaneRates(0.0, 1.0, 0.1, 1.0), ALL_LINK], ids=["cpu", "both", "link"]
 )
+@pytest.mark.parametrize("transposed", [False, True])
 def test_every_division_gives_the_same_sums(rates: LaneRates, transposed: bool, biased: bool) -> None:
     activation, dtype = (OAI, torch.float16) if biased else (SILU, DTYPES[0])
     made = bench(transposed=transposed, activation=activation, biased=biased, dtype=dtype)

@@ -62,6 +62,7 @@ def splitting(share: float, rest_us: float = 0.0) -> LaneRates:
     return LaneRates(0.0, max(1.0 - share, 1e-6), 0.0, share, rest_us)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 192), (128, 256)])
 def test_every_division_gives_the_same_sums(hidden: int, inner: int, form: WeightForm) -> None:
@@ -80,10 +81,11 @@ def test_every_division_gives_the_same_sums(hidden: int, inner: int, form: Weigh
         assert lane.counters().jobs == inner // quantum
 
 
+@pytest.mark.slow(but=2)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("hidden", "inner"), [(64, 192), (128, 256), pytest.param(2048, 1408, marks=pytest.mark.gpu)]
 )
-@pytest.mark.parametrize("form", FORMS)
 def test_a_split_expert_is_whole_once_its_rest_is_copied(hidden: int, inner: int, form: WeightForm) -> None:
     made = Both(hidden, inner, form=form)
     quantum, record = split_quantum(inner, form), made.codes[1]
