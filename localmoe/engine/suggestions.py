@@ -5,7 +5,7 @@ Counts are those of the published configs (a test derives them again); fetches n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.types import ModelFootprint
@@ -33,14 +33,14 @@ def _suggestion(
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
     mxfp4_expert_bytes: int = 0, state_bytes: int = 0, state_row_bytes: int = 0,
     unused_params: int = 0, gated: bool = True, wide_params: int = 0, text_alone: bool = False,
-    angles: int = 256, sliding_kv_bytes: int = 0, window: int = 0, image_bytes: int = 0, instead_of: str = "",
+    angles: int = 256, sliding_kv_bytes: int = 0, window: int = 0, image_bytes: int = 0,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
     tokens. gated: whether experts have a gate. wide_params: of the shared ones, kept in 32 bits. text_alone:
     whether the model also sees, which is not used here. image_bytes: of one that reads pictures. angles: a
     position in its rotary tables. sliding_kv_bytes: of kv_bytes, those of layers that see a window of so many
-    positions. instead_of: see Suggestion; published in FP8 then."""
+    positions."""
     matrices = 3 if gated else 2
     inner = expert_params // (matrices * hidden)
     layout = RecordLayout(((matrices - 1) * inner, hidden), (hidden, inner), transposed=False)
@@ -54,8 +54,7 @@ def _suggestion(
         vocab_size=vocabulary, can_rollback=not state_bytes, state_bytes=state_bytes,
         state_row_bytes=state_row_bytes,
         mxfp4_expert_bytes=mxfp4_expert_bytes,
-        bf12_expert_bytes=packed, fp8_expert_bytes=layout.fp8_bytes if instead_of else 0,
-        linear_params=linear_params,
+        bf12_expert_bytes=packed, linear_params=linear_params,
         embedding_params=0 if tied else vocabulary * hidden,
         head_saved_bytes=2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
         own_inner_size=0 if gated else inner, text_alone=text_alone,
@@ -64,9 +63,27 @@ def _suggestion(
     )  # fmt: skip
     num_bytes = 2 * shared_params + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     num_bytes += 2 * unused_params
-    return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence), instead_of)
+    return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
 
 
+def _in_fp8(original: Suggestion, repo_id: str, num_bytes: int) -> Suggestion:
+    """The same model as it is published in FP8."""
+    footprint = original.facts.footprint
+    inner, hidden = footprint.inner_size, footprint.hidden_size
+    layout = RecordLayout((2 * inner, hidden), (hidden, inner), transposed=False)
+    footprint = replace(footprint, name=repo_id, fp8_expert_bytes=layout.fp8_bytes)
+    facts = replace(original.facts, footprint=footprint, num_bytes=num_bytes)
+    return replace(original, repo_id=repo_id, facts=facts, instead_of=original.repo_id)
+
+
+_QWEN = _suggestion(
+    "Qwen/Qwen3.6-35B-A3B", "thinks before it answers, reads pictures", "apache-2.0", "qwen3_5_moe",
+    layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
+    draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
+    linear_params=1_917_665_280, state_bytes=353_771_520, state_row_bytes=49_664,
+    unused_params=1_298_000_000, image_bytes=335_544_320,
+    angles=128,
+)  # fmt: skip
 SUGGESTIONS = (
     _suggestion(
         "ibm-granite/granite-3.1-1b-a400m-instruct", "small and quick", "apache-2.0", "granitemoe",
@@ -131,22 +148,8 @@ SUGGESTIONS = (
         draft_expert_bytes=2_506_752, context=40_960, hidden=2048, vocabulary=151_936,
         linear_params=1_217_134_592,
     ),
-    _suggestion(
-        "Qwen/Qwen3.6-35B-A3B", "thinks before it answers, reads pictures", "apache-2.0", "qwen3_5_moe",
-        layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
-        draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
-        linear_params=1_917_665_280, state_bytes=353_771_520, state_row_bytes=49_664,
-        unused_params=1_298_000_000, image_bytes=335_544_320,
-        angles=128,
-    ),
-    _suggestion(
-        "Qwen/Qwen3.6-35B-A3B-FP8", "thinks before it answers, reads pictures", "apache-2.0", "qwen3_5_moe",
-        layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
-        draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
-        linear_params=1_917_665_280, state_bytes=353_771_520, state_row_bytes=49_664,
-        unused_params=860_000_000, image_bytes=335_544_320,
-        angles=128, file_bytes=3_146_112, instead_of="Qwen/Qwen3.6-35B-A3B",
-    ),
+    _QWEN,
+    _in_fp8(_QWEN, "Qwen/Qwen3.6-35B-A3B-FP8", 37_000_000_000),
     _suggestion(
         "openai/gpt-oss-120b", "thinks before it answers", "apache-2.0", "gpt_oss",
         layers=36, experts=128, top=4, expert_params=24_883_200, shared_params=2_167_371_072, kv_bytes=73_728,
