@@ -114,8 +114,12 @@ def log_answer(reason: str, stats: GenerationStats) -> None:
     _LOG.info("answer ended (%s): %s", reason, ", ".join(parts))
 
 
-def log_unpackable(name: str, reason: str, *, head: bool = False) -> None:
-    """A load begins again, with experts, or the output head, in 16 bits."""
+def log_unpackable(name: str, reason: str, *, head: bool = False, fp8: bool = False) -> None:
+    """A load begins again, with experts, or the output head, in 16 bits; or with those decoded that were to
+    stay in FP8."""
+    if fp8:
+        _LOG.warning("the experts of %s do not stay in FP8 (%s): they are decoded", name, reason)
+        return
     what, they_are = ("output head", "it is") if head else ("experts", "they are")
     _LOG.warning("the %s of %s cannot be packed (%s): %s loaded in 16 bits", what, name, reason, they_are)
 

@@ -55,7 +55,7 @@ def _in_16_bits(prepared: PreparedModel, config: EngineConfig, error: Unpackable
     source, skeleton = prepared.source, prepared.skeleton
     head = isinstance(error, UnpackableHeadError)
     fp8 = not head and prepared.footprint.keeps_fp8
-    log_unpackable(source.name, str(error), head=head)
+    log_unpackable(source.name, str(error), head=head, fp8=fp8)
     if error.lasting:
         source.never_pack(head=head, fp8=fp8)
     may_still = source.can_pack_head(skeleton) if head else source.can_pack(skeleton)
