@@ -80,7 +80,7 @@ class Fp8Matrix:
         tiles = codes.view(-1, TILE_ROWS, self.columns // TILE_COLUMNS, TILE_COLUMNS)
         self.codes[strips].copy_(tiles.transpose(1, 2))
         self.scales[strips].copy_(scales.view(-1, TILE_ROWS, scales.shape[1]).transpose(1, 2))
-        return not bool(torch.any(codes.bitwise_and(_NONE) == _NONE))
+        return int(codes.bitwise_and(_NONE).amax()) < _NONE  # a comparison of each takes twenty times as long
 
     def take(self) -> tuple[Tensor, Tensor]:
         """uint8 (R, C) codes and float32 (R, G) scales, as `put` takes them."""
