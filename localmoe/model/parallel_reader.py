@@ -127,8 +127,9 @@ def _read(reader: WeightReader, piece: AnyPiece, staging: Tensor) -> Tensor:
     if is_direct(piece.target, stored):
         reader.read_part(piece.header, piece.first_element, piece.target)
         return staging
-    staging = _at_least(piece.num_bytes, staging)
-    part = staging[: piece.num_bytes].view(stored).view(piece.target.shape)
+    size = piece.target.numel() * stored.itemsize
+    staging = _at_least(size, staging)
+    part = staging[:size].view(stored).view(piece.target.shape)
     reader.read_part(piece.header, piece.first_element, part)
     piece.target.copy_(part)
     return staging

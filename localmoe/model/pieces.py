@@ -15,7 +15,7 @@ from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
 from localmoe.kernels.fp8_tiles import SCALE_COLUMNS, Fp8Matrix
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS, Mxfp4Matrix
 from localmoe.model.packed_head import PackedHead
-from localmoe.model.weight_reader import shares_columns, stored_dtype
+from localmoe.model.weight_reader import file_bytes, shares_columns, stored_dtype
 from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES
 
 PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread
@@ -41,7 +41,7 @@ class Piece:
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
-        return self.target.numel() * stored_dtype(self.header).itemsize
+        return file_bytes(self.header, self.target.numel())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class PackedPiece:
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
-        return self.num_rows * self.target.columns * stored_dtype(self.header).itemsize
+        return file_bytes(self.header, self.num_rows * self.target.columns)
 
 
 AnyPiece: TypeAlias = Piece | BlocksPiece | PackedPiece

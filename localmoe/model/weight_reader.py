@@ -47,6 +47,15 @@ def stored_dtype(header: TensorHeader) -> torch.dtype:
     return DTYPES[header.dtype]
 
 
+def file_bytes(header: TensorHeader, elements: int) -> int:
+    """That so many of a tensor's elements take in the file, without their scales.
+
+    Raises:
+        CheckpointError: localmoe does not read this dtype.
+    """
+    return elements * (1 if header.scales is not None else stored_dtype(header).itemsize)
+
+
 def shares_columns(header: TensorHeader) -> bool:
     """Whether a tensor is one of eight-bit weights of which 128 columns side by side share a scale."""
     scales = header.scales

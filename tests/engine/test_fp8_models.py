@@ -17,13 +17,14 @@ from support.tiny_models import CONTEXT, tiny_model
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import CheckpointError
-from localmoe.core.types import ExpertKey
+from localmoe.core.types import ExpertKey, Progress
 from localmoe.engine import Engine
 from localmoe.engine.facts import local_facts
 from localmoe.engine.sources import CheckpointSource
 from localmoe.experts.record_store import RecordStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model import loader
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.skeleton import Skeleton, with_records
 from localmoe.quant import float8
@@ -124,6 +125,21 @@ def test_records_keep_the_codes(
     footprint = local_facts(str(eight)).footprint
     assert footprint.in_codes().expert_bytes == footprint.fp8_expert_bytes == layout.fp8_bytes
     assert local_facts(str(sixteen)).footprint.fp8_expert_bytes == 0
+
+
+@pytest.mark.parametrize("form", [WeightForm.PLAIN, WeightForm.FP8])
+def test_progress_is_of_the_bytes_in_the_files(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, form: WeightForm
+) -> None:
+    monkeypatch.setattr(loader, "_PROGRESS_BYTES", 1)
+    source, told = CheckpointSource.open(str(folders[0])), list[Progress]()
+    skeleton = with_records(source.skeleton(torch.bfloat16), form)
+    source.load_weights(skeleton, CPU, progress=told.append, cancel=None)
+    *during, last = [(one.done, one.total) for one in told]
+    assert last == (source.checkpoint.total_bytes, source.checkpoint.total_bytes)
+    scales = sum(h.scales.header.num_bytes for h in source.checkpoint.tensors.values() if h.scales)
+    read = sum(header.num_bytes for header in source.checkpoint.tensors.values())
+    assert read + scales <= last[0] and during[-1][0] == read > 0.9 * last[0]
 
 
 @pytest.fixture(scope="module")
