@@ -191,21 +191,9 @@ def down_task(
         down_rows(weights, bias, width, share, first, last, after, inner, these, out, scratch)
     if coded is not None:
         down_codes(
-            record,
-            bias,
-            hidden,
-            width,
-            shape[3],
-            share,
-            first,
-            last,
-            after,
-            inner,
-            these,
-            out,
-            scratch,
+            record, bias, hidden, width, shape[3], share, first, last, after, inner, these, out, scratch,
             coded,
-        )
+        )  # fmt: skip
     if packed is not None:
         if rooms is not None and these.shape[0] >= MANY and load(base + 8 * USES_UNIT) != 0:
             place = _place_of(entries, i, head[HEAD_ENTRIES])
