@@ -10,17 +10,16 @@ from app.texts import ENGLISH, Texts
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.hub.download_record import DownloadRecord
 from localmoe.hub.local_models import LocalModel, resolve_model
+from localmoe.hub.picture_settings import PROCESSOR_FILES, settings_file
 from localmoe.model.vision_kinds import KINDS
 
 if TYPE_CHECKING:
     from app.models.service import ModelsService
 
-FILES = ("preprocessor_config.json", "processor_config.json")  # one of them; as localmoe.vision.image_reader
-
 
 def lacks_settings(model: LocalModel) -> bool:
     """Whether it could read pictures, but does not know how; it runs as one that reads none."""
-    return model.architecture in KINDS and not any((model.folder / name).is_file() for name in FILES)
+    return model.architecture in KINDS and settings_file(model.folder) is None
 
 
 def why_unread(model: str, t: Texts = ENGLISH) -> str:
@@ -39,7 +38,7 @@ def why_unread(model: str, t: Texts = ENGLISH) -> str:
         )  # fmt: skip
     return t(
         "{model} lacks what says how it reads pictures: put its makers' {file} into its folder and load it "
-        "again.", model=found.name, file=FILES[0],
+        "again.", model=found.name, file=PROCESSOR_FILES[0],
     )  # fmt: skip
 
 

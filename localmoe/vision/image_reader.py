@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import PIL.Image
 import transformers
@@ -17,11 +17,10 @@ from torch import Tensor
 
 from localmoe.core.errors import CheckpointError, ConfigError, sentence_of
 from localmoe.core.types import Image
-from localmoe.hub.weight_files import read_json_object
+from localmoe.hub.picture_settings import settings_file
 from localmoe.model.vision_kinds import VisionKind
 from localmoe.vision.image_file import read_image
 
-PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 _LAYOUTS, _PATCHES = 1024, 4  # kept: of pictures asked for last
 _TRIAL = (320, 200)  # pixels
 # what transformers' processor makes of a picture: float32 numbers of its patches, and int64 how many in time,
@@ -127,18 +126,6 @@ class ImageReader:
             raise ValueError(f"its patches, {made}, are not those of config.json, {wanted}")
         if not pixels.isfinite().all():
             raise ValueError("it makes no numbers of pixels")
-
-
-def settings_file(folder: Path) -> Path | None:
-    """How pictures are processed: a file of its own, or a part of what says it of all that the model takes,
-    if that can be read. None: neither is there."""
-    own, whole = (folder / name for name in PROCESSOR_FILES)
-    if own.is_file():
-        return own
-    try:
-        return whole if whole.is_file() and "image_processor" in read_json_object(whole) else None
-    except CheckpointError:
-        return whole  # whoever reads it says so
 
 
 def _options(processor: Any, kind: VisionKind, most_tokens: int) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import torch
 from localmoe.core.errors import CheckpointError, ConfigError
 from localmoe.core.types import Image
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.picture_settings import PROCESSOR_FILES, settings_file
 from localmoe.model.skeleton import read_model_config
 from localmoe.model.vision_kinds import CPU_TOKENS, KINDS, VisionKind, find_kind
 from localmoe.vision.encoder import VisionEncoder
-from localmoe.vision.image_reader import PROCESSOR_FILES, ImageReader, settings_file
+from localmoe.vision.image_reader import ImageReader
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import pytest
 from app_process import wait_for
 from fake_engine import FakeLoader
 
-from app.models.picture_settings import FILES, why_unread
+from app.models.picture_settings import why_unread
 from app.models.queue_file import Download
 from app.models.service import INSTANT, ModelsService
 from app.models_view import shelf_html
@@ -21,7 +21,7 @@ from app.texts import ENGLISH, IN_CHINESE
 from localmoe.core.errors import ConfigError
 from localmoe.hub.catalogue import models_folder
 from localmoe.hub.download_record import RECORD_FILE
-from localmoe.vision.image_reader import PROCESSOR_FILES
+from localmoe.hub.picture_settings import PROCESSOR_FILES
 
 NAME = "org/moe"
 
@@ -48,10 +48,6 @@ def models(service: ChatService, folder: Path, tmp_path: Path) -> Iterator[Model
     made.close()
 
 
-def test_the_files_are_those_that_the_engine_looks_for() -> None:
-    assert FILES == PROCESSOR_FILES
-
-
 def test_one_click_gets_what_is_missing_of_the_revision_that_is_here(
     models: ModelsService, folder: Path
 ) -> None:
@@ -66,7 +62,7 @@ def test_one_click_gets_what_is_missing_of_the_revision_that_is_here(
     assert [(one.repo_id, one.revision) for one in models.queue.view()] == [(NAME, "its commit")]
     assert button not in shelf_html(models, ENGLISH), "it is in the queue"
     models.queue.cancel(models.queue.view()[0].id)
-    (folder / FILES[1]).touch()
+    (folder / PROCESSOR_FILES[1]).touch()
     assert button not in shelf_html(models, ENGLISH)
     for name in (NAME, "org/other"):
         with pytest.raises(ConfigError, match="has what it needs already"):
@@ -112,5 +108,5 @@ def test_who_attaches_a_picture_is_told_what_to_do(folder: Path) -> None:
     (folder / RECORD_FILE).unlink()
     assert "put its makers' preprocessor_config.json into its folder" in why_unread(NAME)
     assert why_unread(NAME, IN_CHINESE) != why_unread(NAME)
-    (folder / FILES[0]).touch()
+    (folder / PROCESSOR_FILES[0]).touch()
     assert why_unread(NAME) == why_unread("org/unknown") == why_unread("demo") == ""
