@@ -1,7 +1,8 @@
 """Experts on the CPU: bytes of weights a second by threads, experts a job and tokens an expert, beside
 torch's own products, a plain read, and (with a GPU) copies to it at the same time.
 
-python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12|fp8] [--threads 8 15 16]
+python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12|fp8|nvfp4]
+    [--threads 8 15 16]
                                  [--compute bfloat16|float32]    float32: as where no GPU is
                                  [--no-matrix-unit]    vectors alone, where the processor has AMX
 
@@ -53,6 +54,12 @@ def make_store(hidden: int, inner: int, form: WeightForm) -> HostStore:
                 numbers = torch.empty(eight.rows, eight.columns).normal_(0, 100).clamp(-448, 448)
                 codes = numbers.to(torch.float8_e4m3fn).view(torch.uint8)
                 eight.put(0, codes, torch.full((eight.rows, eight.scales.shape[1]), 2.0**-12))
+            continue
+        if form is WeightForm.NVFP4:
+            for four in store.nvfp4_views(key):
+                four.codes.random_(0, 256)
+                four.scales.random_(100, 120)
+                four.factors.fill_(2.0**-14)
             continue
         for matrix in store.mxfp4_views(key):
             matrix.codes.random_(0, 256)

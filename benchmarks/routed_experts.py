@@ -32,6 +32,7 @@ from localmoe.kernels.residency import ON_HOST, ResidencyView
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.float8 import decode_rows
 from localmoe.quant.mxfp4 import decode
+from localmoe.quant.nvfp4 import decode_rows as decode_nvfp4
 
 SILU = Activation("silu")
 OAI = Activation("swiglu_oai", alpha=1.702, limit=7.0, interleaved=True)
@@ -52,6 +53,8 @@ CASES = {
     "phi-3.5-moe": Case(ExpertShape(4096, 6400, False, SILU), 16, 2),
     "qwen1.5-moe-bf12": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.BF12), 60, 4),
     "qwen1.5-moe-fp8": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.FP8), 60, 4),
+    "qwen1.5-moe-nvfp4": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.NVFP4), 60, 4),
+    "phi-3.5-moe-nvfp4": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.NVFP4), 16, 2),
     "phi-3.5-moe-fp8": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.FP8), 16, 2),
     "phi-3.5-moe-bf12": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.BF12), 16, 2),
     "gpt-oss-20b": Case(ExpertShape(2880, 2880, True, OAI, form=WeightForm.MXFP4), 32, 4),
@@ -59,7 +62,9 @@ CASES = {
 }
 
 
-_BITS = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12, WeightForm.FP8: 8}
+_BITS = {
+    WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12, WeightForm.FP8: 8, WeightForm.NVFP4: 4.5,
+}  # fmt: skip
 _PACKED = 4  # records in BF12 that differ
 
 
@@ -89,10 +94,15 @@ class Layers:
             return self._packed()[torch.arange(experts, device="cuda") % _PACKED]
         if self.layout.fp8:
             return self._in_fp8()
-        if not self.layout.mxfp4:
+        if self.layout.form is WeightForm.PLAIN:
             return torch.randn(experts, self.layout.elements, device="cuda", dtype=torch.bfloat16).mul_(0.02)
         records = torch.randint(0, 256, (experts, self.record_bytes), device="cuda", dtype=torch.uint8)
         for record in records:
+            if self.layout.nvfp4:
+                for four in self.layout.nvfp4_views(record):
+                    four.scales.random_(100, 120)
+                    four.factors.fill_(1e-4)
+                continue
             for matrix in self.layout.mxfp4_views(record):
                 matrix.scales.random_(118, 122)
         return records
@@ -128,13 +138,21 @@ class Layers:
             parts = self.layout.fp8_views(record.cpu())
             gate, up, down = (decode_rows(*each.take()).cuda() for each in parts)
             return torch.cat((gate, up)), down
+        if self.layout.nvfp4:
+            fours = self.layout.nvfp4_views(record.cpu())
+            gate, up, down = (decode_nvfp4(*each.take()).cuda() for each in fours)
+            return torch.cat((gate, up)), down
         gate_up, down = self.layout.views(record)
         return (gate_up.T, down.T) if self.layout.transposed else (gate_up, down)
 
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Whether two records hold the same weights."""
-        if not self.layout.bf12:
+        if not self.layout.packed:
             return torch.equal(one, other)
+        if not self.layout.bf12:  # of whole pages, whose ends nobody reads
+            both = [self.layout.packed_views(record.cpu()) for record in (one, other)]
+            taken = (zip(a.take(), b.take(), strict=True) for a, b in zip(*both, strict=True))
+            return all(torch.equal(a, b) for parts in taken for a, b in parts)
         pairs = zip(self.layout.bf12_views(one), self.layout.bf12_views(other), strict=True)
         return all(torch.equal(a.take(), b.take()) for a, b in pairs)
 

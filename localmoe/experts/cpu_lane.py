@@ -58,7 +58,7 @@ class CpuLane:
     ) -> None:  # fmt: skip
         """
         Args:
-            store: 16-bit records, or in MXFP4, BF12 or FP8; all layers of one hidden size.
+            store: 16-bit records, or in MXFP4, NVFP4, BF12 or FP8; all layers of one hidden size.
             biases: for each layer gate_up's (E, 2I) and down's (E, H), in the order of the record.
             tokens: rows of the widest window. top_k: experts a token.
             pinned: a GPU is to reach the mailbox.

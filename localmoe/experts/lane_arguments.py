@@ -26,7 +26,13 @@ from localmoe.kernels.mailbox import Mailbox, MailboxLayout, word_type
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS
 from localmoe.kernels.weight_forms import WeightForm
 
-_BITS = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12, WeightForm.FP8: 8}
+_BITS = {
+    WeightForm.PLAIN: 16,
+    WeightForm.MXFP4: 4,
+    WeightForm.BF12: 12,
+    WeightForm.FP8: 8,
+    WeightForm.NVFP4: 4,
+}
 
 
 def worker_arguments(
@@ -56,7 +62,7 @@ def worker_arguments(
     assert plain or store.dtype == torch.bfloat16, "of which the numbers of other forms are"
     transposed = store.layouts[0].transposed and plain
     assert activation.gated or form is not WeightForm.MXFP4, "published codes have a gate"
-    if form in (WeightForm.BF12, WeightForm.FP8):
+    if store.layouts[0].packed:
         assert not (store.layouts[0].transposed or activation.interleaved), "gate's rows come before up's"
     if form is WeightForm.BF12:
         assert dtype in (torch.bfloat16, torch.float32), "float16 has no room for 2^64 times them"

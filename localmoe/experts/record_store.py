@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.types import ExpertKey
-from localmoe.experts.records import RecordLayout
+from localmoe.experts.records import PackedMatrix, RecordLayout
 from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.fp8_tiles import Fp8Matrix
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
+from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.float8 import decode_rows
 from localmoe.quant.mxfp4 import BLOCK_BYTES, decode
+from localmoe.quant.nvfp4 import decode_rows as decode_nvfp4
 
 
 class RecordStore(ABC):
@@ -143,7 +145,11 @@ class RecordStore(ABC):
         """The same of one in FP8."""
         return self.layouts[key.layer].fp8_views(self.record(key))
 
-    def packed_views(self, key: ExpertKey) -> tuple[Bf12Matrix, ...] | tuple[Fp8Matrix, ...]:
+    def nvfp4_views(self, key: ExpertKey) -> tuple[Nvfp4Matrix, ...]:
+        """The same of one in NVFP4."""
+        return self.layouts[key.layer].nvfp4_views(self.record(key))
+
+    def packed_views(self, key: ExpertKey) -> tuple[PackedMatrix, ...]:
         """Those of the form, whose matrices are packed one by one."""
         return self.layouts[key.layer].packed_views(self.record(key))
 
@@ -162,6 +168,9 @@ class RecordStore(ABC):
         if layout.fp8:
             *halves, last = self.fp8_views(key)
             return torch.cat([decode_rows(*matrix.take()) for matrix in ([last] if part else halves)])
+        if layout.nvfp4:
+            *some, other = self.nvfp4_views(key)
+            return torch.cat([decode_nvfp4(*matrix.take()) for matrix in ([other] if part else some)])
         matrix = _decoded(self.mxfp4_views(key)[part]).to(self.dtype)
         return matrix.T if layout.transposed else matrix
 

@@ -1,25 +1,27 @@
 """Layout of one expert's record: [gate_up | down] in one contiguous piece, as 16- or 32-bit weights, as they
-are published in MXFP4 or FP8, or as bfloat16 in twelve bits. Decides neither where records lie nor when they
-move.
+are published in MXFP4, NVFP4 or FP8, or as bfloat16 in twelve bits. Decides neither where records lie nor
+when they move.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from localmoe.kernels import bf12_tiles, fp8_tiles
+from localmoe.kernels import bf12_tiles, fp8_tiles, nvfp4_tiles
 from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.fp8_tiles import Fp8Matrix
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, Mxfp4Matrix, can_be_tiled, code_bytes, scale_bytes
+from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.kernels.weight_forms import WeightForm
 
 PAGE_BYTES = 4096
-PackedMatrix: TypeAlias = Bf12Matrix | Fp8Matrix
+PackedMatrix: TypeAlias = Bf12Matrix | Fp8Matrix | Nvfp4Matrix
 
 
 def record_stride(layout: RecordLayout, dtype: torch.dtype) -> int:
@@ -38,8 +40,8 @@ class RecordLayout:
         form: in MXFP4 the record is [codes of gate_up | codes of down | scales of gate_up | scales of down],
             bytes; its matrices are (2I, H) and (H, I), whatever the module's are. In BF12 it is [codes of
             gate | codes of up | codes of down | what is beside gate's | beside up's | beside down's], bytes,
-            of matrices (I, H), (I, H) and (H, I); without a gate all of gate is left out. In FP8 it is the
-            same with scales beside.
+            of matrices (I, H), (I, H) and (H, I); without a gate all of gate is left out. In FP8 and NVFP4
+            it is the same with scales beside.
     """
 
     gate_up_shape: tuple[int, int]
@@ -63,9 +65,14 @@ class RecordLayout:
         return self.form is WeightForm.FP8
 
     @property
+    def nvfp4(self) -> bool:
+        """Whether it is in NVFP4."""
+        return self.form is WeightForm.NVFP4
+
+    @property
     def packed(self) -> bool:
-        """Whether its matrices are packed one by one: in BF12 or FP8."""
-        return self.bf12 or self.fp8
+        """Whether its matrices are packed one by one: in BF12, FP8 or NVFP4."""
+        return self.bf12 or self.fp8 or self.nvfp4
 
     @property
     def gated(self) -> bool:
@@ -130,8 +137,8 @@ class RecordLayout:
 
     @property
     def fits_fp8(self) -> bool:
-        """Whether such records can be in FP8: of matrices (out, in), gate's rows before up's, and with rows
-        of two tiles at least, as in MXFP4."""
+        """Whether such records can be in FP8 or NVFP4: of matrices (out, in), gate's rows before up's, and
+        with rows of two tiles at least, as in MXFP4."""
         tiled = not self.transposed and all(fp8_tiles.can_be_tiled(*shape) for shape in self.matrices)
         return tiled and min(self.inner, self.hidden) >= 2 * fp8_tiles.TILE_COLUMNS
 
@@ -141,12 +148,20 @@ class RecordLayout:
         used = sum(fp8_tiles.code_bytes(*shape) + fp8_tiles.scale_bytes(*shape) for shape in self.matrices)
         return -(-used // PAGE_BYTES) * PAGE_BYTES
 
+    @property
+    def nvfp4_bytes(self) -> int:
+        """Bytes of a record in NVFP4: whole pages, as in BF12."""
+        used = sum(nvfp4_tiles.code_bytes(*each) + nvfp4_tiles.side_bytes(*each) for each in self.matrices)
+        return -(-used // PAGE_BYTES) * PAGE_BYTES
+
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the weights, without padding. dtype: of weights in plain form."""
         if self.bf12:
             return self.bf12_bytes
         if self.fp8:
             return self.fp8_bytes
+        if self.nvfp4:
+            return self.nvfp4_bytes
         return self.mxfp4_bytes if self.mxfp4 else self.elements * dtype.itemsize
 
     def word(self, dtype: torch.dtype) -> torch.dtype:
@@ -166,24 +181,34 @@ class RecordLayout:
         codes, more_codes, scales, more_scales = record[: sum(sizes)].split(sizes)
         return Mxfp4Matrix.at(codes, scales, *gate_up), Mxfp4Matrix.at(more_codes, more_scales, *down)
 
-    def packed_views(self, record: Tensor) -> tuple[Bf12Matrix, ...] | tuple[Fp8Matrix, ...]:
+    def packed_views(self, record: Tensor) -> tuple[PackedMatrix, ...]:
         """Those of the form."""
+        if self.nvfp4:
+            return self.nvfp4_views(record)
         return self.fp8_views(record) if self.fp8 else self.bf12_views(record)
 
-    def fp8_views(self, record: Tensor) -> tuple[Fp8Matrix, ...]:
+    def nvfp4_views(self, record: Tensor) -> tuple[Nvfp4Matrix, ...]:
         """gate, if there is one, up and down in a record of bytes."""
+        codes = [nvfp4_tiles.code_bytes(*shape) for shape in self.matrices]
+        sides = [nvfp4_tiles.side_bytes(*shape) for shape in self.matrices]
+        return tuple(Nvfp4Matrix.at(*parts) for parts in self._parts(record, codes, sides))
+
+    def fp8_views(self, record: Tensor) -> tuple[Fp8Matrix, ...]:
+        """The same of one in FP8."""
         codes = [fp8_tiles.code_bytes(*shape) for shape in self.matrices]
         scales = [fp8_tiles.scale_bytes(*shape) for shape in self.matrices]
-        parts = record[: sum(codes) + sum(scales)].split([*codes, *scales])
-        return tuple(
-            Fp8Matrix.at(parts[i], parts[len(codes) + i], *shape) for i, shape in enumerate(self.matrices)
-        )
+        return tuple(Fp8Matrix.at(*parts) for parts in self._parts(record, codes, scales))
 
     def bf12_views(self, record: Tensor) -> tuple[Bf12Matrix, ...]:
-        """gate, if there is one, up and down in a record of bytes."""
+        """The same of one in BF12."""
         codes = [bf12_tiles.code_bytes(*shape) for shape in self.matrices]
         sides = [bf12_tiles.WORD_BYTES * bf12_tiles.side_words(*shape) for shape in self.matrices]
+        return tuple(Bf12Matrix.at(*parts) for parts in self._parts(record, codes, sides))
+
+    def _parts(
+        self, record: Tensor, codes: list[int], sides: list[int]
+    ) -> Iterator[tuple[Tensor, Tensor, int, int]]:
+        """Of each matrix its codes, what is beside them, and its shape."""
         parts = record[: sum(codes) + sum(sides)].split([*codes, *sides])
-        return tuple(
-            Bf12Matrix.at(parts[i], parts[len(codes) + i], *shape) for i, shape in enumerate(self.matrices)
-        )
+        for code, side, shape in zip(parts[: len(codes)], parts[len(codes) :], self.matrices, strict=True):
+            yield code, side, *shape

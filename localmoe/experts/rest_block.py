@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from localmoe.experts.records import RecordLayout
-from localmoe.kernels import bf12_tiles, fp8_tiles
+from localmoe.kernels import bf12_tiles, fp8_tiles, nvfp4_tiles
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS, WORD_COLUMNS, code_bytes, scale_bytes
 from localmoe.kernels.rests import JOB_WORDS, LOAD_WORDS, REST_WORDS, WORD_BYTES, RestPiece, RestView
 
@@ -66,6 +66,8 @@ def rest_pieces(layout: RecordLayout, interleaved: bool, quantum: int, dtype: to
         pieces = _bf12(layout)
     elif layout.fp8:
         pieces = _fp8(layout, quantum)
+    elif layout.nvfp4:
+        pieces = _nvfp4(layout)
     elif layout.mxfp4:
         pieces = _mxfp4(layout, interleaved, quantum)
     else:
@@ -130,6 +132,26 @@ def _fp8(layout: RecordLayout, quantum: int) -> list[RestPiece]:
         *pieces,
         RestPiece(down, height * inner // WORD_BYTES, strips, fp8_tiles.TILE_COLUMNS, tile),
         RestPiece(scales, pitch, strips, group, height, whole),
+    ]
+
+
+def _nvfp4(layout: RecordLayout) -> list[RestPiece]:
+    """The same of NVFP4; down's factors are the same for any columns, and the pass has read them."""
+    hidden, inner, height = layout.hidden, layout.inner, nvfp4_tiles.TILE_ROWS
+    matrices, strips = len(layout.matrices), hidden // height
+    matrix = nvfp4_tiles.code_bytes(inner, hidden) // WORD_BYTES
+    beside = nvfp4_tiles.side_bytes(inner, hidden) // WORD_BYTES
+    pieces = []
+    for first, size in ((0, matrix), (matrices * matrix, beside)):
+        width = size // inner * height
+        pieces += [RestPiece(first + part * size, width, 0, height, width) for part in range(matrices - 1)]
+    down, side = (matrices - 1) * matrix, matrices * matrix + (matrices - 1) * beside
+    tile = height * nvfp4_tiles.TILE_COLUMNS // _CODES
+    pitches = height * inner // _CODES, nvfp4_tiles.side_bytes(height, inner) // WORD_BYTES
+    return [
+        *pieces,
+        RestPiece(down, pitches[0], strips, nvfp4_tiles.TILE_COLUMNS, tile),
+        RestPiece(side, pitches[1], strips, nvfp4_tiles.TILE_COLUMNS, height),
     ]
 
 

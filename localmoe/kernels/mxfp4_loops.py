@@ -1,5 +1,5 @@
-"""Putting MXFP4 into tiles (kernels.mxfp4_tiles), in one thread and outside Python's lock, so that readers of
-weights share the work. Importing this compiles it, which takes a second the first time.
+"""Putting MXFP4 and NVFP4 into tiles (kernels.mxfp4_tiles), in one thread and outside Python's lock, so that
+readers of weights share the work. Importing this compiles it, which takes a second the first time.
 
 Letters: N rows, C columns.
 """
@@ -14,7 +14,7 @@ from localmoe.kernels.compiled_loops import compile_loop
 
 
 def _tiles_loop(codes: Any, scales: Any, tiles: Any, words: Any) -> None:
-    """codes (N, C / 2), scales (N, C / 32) -> tiles (N / 16, C / 64, 16, 32), words (N / 16, .., 16, 4)."""
+    """codes (N, C / 2), scales (N, G) -> tiles (N / 16, C / 64, 16, 32), words (N / 16, .., 16, 4)."""
     for n in range(codes.shape[0]):
         strip, row = n // 16, n % 16
         for t in range(tiles.shape[1]):
@@ -31,7 +31,7 @@ def _tiles_loop(codes: Any, scales: Any, tiles: Any, words: Any) -> None:
 
 put_tiles = compile_loop(
     _tiles_loop,
-    "void(uint8[:,::1], uint8[:,::1], uint8[:,:,:,::1], uint8[:,:,:,::1])",
+    "void(uint8[:,::1], uint8[:,::1], uint8[:,:,:,::1], uint8[:,:,:,:])",
     "reading MXFP4",
     nogil=True,
 )

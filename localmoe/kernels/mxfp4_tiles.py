@@ -76,26 +76,34 @@ class Mxfp4Matrix:
             scales: uint8 (N, C / 32).
         """
         strips = slice(first_row // TILE_ROWS, (first_row + len(codes)) // TILE_ROWS)
-        loops = _loops()
-        if loops is not None:
-            tensors = (codes, scales, self.codes[strips], self.scales[strips])
-            loops.put_tiles(*(tensor.numpy() for tensor in tensors))
-            return
-        tiles = codes.view(-1, TILE_ROWS, self.columns // TILE_COLUMNS, _TILE_ROW_BYTES)
-        self.codes[strips].copy_(_halves(tiles).transpose(1, 2))
-        whole = scales.shape[1] // _WORD_BYTES
-        by_strip = scales.view(-1, TILE_ROWS, scales.shape[1])
-        words = by_strip[:, :, : whole * _WORD_BYTES].unflatten(2, (whole, _WORD_BYTES))
-        self.scales[strips, :whole].copy_(words.transpose(1, 2))
-        rest = scales.shape[1] - whole * _WORD_BYTES
-        if rest:
-            self.scales[strips, whole, :, :rest].copy_(by_strip[:, :, -rest:])
+        put_tiles(codes, scales, self.codes[strips], self.scales[strips])
 
     def take(self) -> tuple[Tensor, Tensor]:
         """uint8 (R, C / 2) codes and (R, C / 32) scales, as `put` takes them."""
-        codes = _pairs(self.codes.transpose(1, 2)).reshape(self.rows, self.columns // 2)
         scales = self.scales.transpose(1, 2).reshape(self.rows, -1)
-        return codes, scales[:, : self.columns // _BLOCK]
+        return take_codes(self.codes), scales[:, : self.columns // _BLOCK]
+
+
+def put_tiles(codes: Tensor, scales: Tensor, tiles: Tensor, words: Tensor) -> None:
+    """uint8 (N, C / 2) and (N, G), both as published -> (N / 16, C / 64, 16, 32), contiguous, and
+    (N / 16, .., 16, 4) with four scales a word."""
+    loops = _loops()
+    if loops is not None:
+        loops.put_tiles(*(tensor.numpy() for tensor in (codes, scales, tiles, words)))
+        return
+    tiles.copy_(_halves(codes.view(-1, TILE_ROWS, tiles.shape[1], _TILE_ROW_BYTES)).transpose(1, 2))
+    whole = scales.shape[1] // _WORD_BYTES
+    by_strip = scales.view(-1, TILE_ROWS, scales.shape[1])
+    by_word = by_strip[:, :, : whole * _WORD_BYTES].unflatten(2, (whole, _WORD_BYTES))
+    words[:, :whole].copy_(by_word.transpose(1, 2))
+    rest = scales.shape[1] - whole * _WORD_BYTES
+    if rest:
+        words[:, whole, :, :rest].copy_(by_strip[:, :, -rest:])
+
+
+def take_codes(tiles: Tensor) -> Tensor:
+    """uint8 (N, C / 2) of codes, as `put_tiles` takes them."""
+    return _pairs(tiles.transpose(1, 2)).reshape(len(tiles) * TILE_ROWS, -1)
 
 
 def _loops() -> Any:

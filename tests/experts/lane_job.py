@@ -1,6 +1,7 @@
 """A job of the CPU lane for each form of weights that is named, compiled for the processor that the
 environment says, or kept since it was; prints how far they are from float64, and whether the code has
-registers of 512 and of 256 bits. In FP8, whose least codes are decoded apart, each code is looked at too."""
+registers of 512 and of 256 bits. In FP8 and NVFP4, whose least codes or scales are decoded apart,
+each one is looked at too."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import support.without_collector  # noqa: E402, F401
 import torch  # noqa: E402
 from test_cpu_lane import TOKENS, TOP_K, Rig  # noqa: E402
 from test_cpu_lane_fp8 import check_codes  # noqa: E402
+from test_cpu_lane_nvfp4 import check_fours  # noqa: E402
 
 from localmoe.kernels.cpu import bf12_products, coded_products, products  # noqa: E402
 from localmoe.kernels.weight_forms import WeightForm  # noqa: E402
@@ -61,6 +63,8 @@ def main() -> None:
     errors = [error_of(form) for form in forms]
     if WeightForm.FP8 in forms:
         check_codes(torch.bfloat16)
+    if WeightForm.NVFP4 in forms:
+        check_fours(torch.bfloat16)
     registers = [registers_of(form) for form in forms]
     print(json.dumps({"errors": errors, "registers": registers}))
 

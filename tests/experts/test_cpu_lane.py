@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.exact_weights import exact_nvfp4
 from torch import Tensor
 
 from localmoe.core.errors import HardwareError
@@ -91,13 +92,22 @@ class Rig:
                 numbers = torch.randn(eight.rows, eight.columns, generator=generator) * 100
                 scales = torch.rand(len(numbers), eight.scales.shape[1], generator=generator) * scale / 50
                 eight.put(0, numbers.to(torch.float8_e4m3fn).view(torch.uint8), scales)
+        elif form is WeightForm.NVFP4:
+            for four in self.store.nvfp4_views(key):
+                codes = torch.randint(0, 256, (four.rows, four.columns // 2), generator=generator)
+                scales = torch.rand(four.rows, four.columns // 16, generator=generator) * 100
+                four.put(0, codes.byte(), scales.to(torch.float8_e4m3fn).view(torch.uint8), scale / 200)
         else:
             for packed in self.store.bf12_views(key):
                 weights = torch.randn(packed.rows, packed.columns, generator=generator) * scale
                 packed.put(0, weights.bfloat16())
 
     def _weights(self, key: ExpertKey, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        if not self.store.layouts[0].fp8:
+        layout = self.store.layouts[0]
+        if layout.nvfp4:
+            halves = [exact_nvfp4(matrix).to(dtype) for matrix in self.store.nvfp4_views(key)]
+            return torch.cat(halves[:-1]), halves[-1]
+        if not layout.fp8:
             gate_up, down = self.store.weights(key)
             return gate_up.to(dtype), down.to(dtype)
         parts = [  # as the lane has them, which does not round them
@@ -245,9 +255,10 @@ def test_an_exact_sum_is_exact() -> None:
         pytest.param(192, 128, 64, {"form": WeightForm.MXFP4}, marks=pytest.mark.slow),
         (192, 128, 64, {"form": WeightForm.BF12}),
         (192, 128, 64, {"form": WeightForm.FP8}),
+        pytest.param(192, 128, 64, {"form": WeightForm.NVFP4}, marks=pytest.mark.slow),
         (130, 72, 71, {"activation": KINDS[-1]}),
     ],
-    ids=["rows", "columns", "mxfp4", "bf12", "fp8", "ungated"],
+    ids=["rows", "columns", "mxfp4", "bf12", "fp8", "nvfp4", "ungated"],
 )
 def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
     hidden: int, inner: int, share: int, options: dict[str, object]

@@ -27,14 +27,17 @@ WITH_AVX512 = pytest.mark.skipif(not HAS_AVX512, reason="this processor has no A
         ("haswell", AVX2, "bf12"),
         ("haswell", AVX2, "plain mxfp4"),
         ("haswell", AVX2, "fp8"),
+        ("haswell", AVX2, "nvfp4"),
         ("haswell", "", "mxfp4 bf12"),
         ("haswell", "", "fp8"),
+        ("haswell", "", "nvfp4"),
         pytest.param("skylake-avx512", AVX512, "mxfp4 bf12", marks=WITH_AVX512),
         pytest.param("skylake-avx512", AVX512, "fp8", marks=WITH_AVX512),
+        pytest.param("skylake-avx512", AVX512, "nvfp4", marks=WITH_AVX512),
     ],
     ids=[
-        "avx2", "avx2, other forms", "avx2, fp8", "no look-up", "no look-up, fp8", "no bfloat16",
-        "no bfloat16, fp8",
+        "avx2", "avx2, other forms", "avx2, fp8", "avx2, nvfp4", "no look-up", "no look-up, fp8",
+        "no look-up, nvfp4", "no bfloat16", "no bfloat16, fp8", "no bfloat16, nvfp4",
     ],
 )  # fmt: skip
 @pytest.mark.slow

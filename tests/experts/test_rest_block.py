@@ -121,3 +121,24 @@ def test_pieces_of_records_in_fp8(hidden: int, inner: int, gated: bool, chance: 
     for piece in pieces:
         if piece.counted:
             assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)
+
+
+@given(st.integers(1, 3), st.integers(1, 6), st.booleans(), st.integers(0, 99))
+def test_pieces_of_records_in_nvfp4(hidden: int, inner: int, gated: bool, chance: int) -> None:
+    hidden, inner, quantum = 64 * hidden, 64 * inner, 64
+    columns = quantum * (chance % (inner // quantum) + 1)
+    shapes = ((1 + gated) * inner, hidden), (hidden, inner)
+    layout = RecordLayout(*shapes, transposed=False, form=WeightForm.NVFP4)
+    record = torch.zeros(layout.nvfp4_bytes, dtype=torch.uint8)
+    *gate_up, down = layout.nvfp4_views(record)
+    strips = columns // 16
+    for matrix in gate_up:
+        matrix.codes[:strips] = matrix.scales[:strips] = 1
+        matrix.factors[:strips].view(torch.uint8).fill_(1)
+    down.codes[:, : columns // 64] = down.scales[:, : columns // 64] = 1
+    pieces = rest_pieces(layout, False, quantum, torch.bfloat16)
+    assert pieces and all(piece.fits and piece.counted for piece in pieces)
+    found = covered(pieces, columns, layout.nvfp4_bytes // WORD_BYTES)
+    assert (np.repeat(found, WORD_BYTES) == record.numpy()).all()
+    for piece in pieces:
+        assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)

@@ -3,8 +3,8 @@ tokens at once, in one pass over the strip, from its first byte to its last: mem
 where not all sums stay in registers.
 
 Weights are not decoded to memory: a vector of codes is looked up as the processor can, products are exact,
-and the sum of columns that share a scale, in MXFP4 eight and in FP8 four or eight, is multiplied by it before
-it is added to the rest. A token's sum is the same whatever other tokens are with it.
+and the sum of columns that share a scale, in MXFP4 and NVFP4 eight and in FP8 four or eight, is multiplied by
+it before it is added to the rest. A token's sum is the same whatever other tokens are with it.
 
 Activations lie as vectors of codes want them, see codings.place.
 """
@@ -28,9 +28,11 @@ from localmoe.kernels.cpu.strip_vectors import (
     store_totals,
 )
 from localmoe.kernels.cpu.vector_loops import (
+    F32,
     I8,
     LINE,
     const,
+    load_at,
     loop,
     multiply_add,
     multiply_add_pairs,
@@ -38,8 +40,6 @@ from localmoe.kernels.cpu.vector_loops import (
     zeros,
 )
 from localmoe.kernels.fp8_tiles import TILE_COLUMNS, TILE_ROWS
-
-_SCALE_BYTES = SCALES_ROW * TILE_ROWS  # of two tiles
 
 
 class _Tile:
@@ -76,7 +76,7 @@ class _Tile:
     def _lines_ahead(self, tile: Any, count: int) -> list[Any]:
         """Addresses of what is fetched while so many tiles are computed."""
         b, coding, (codes, scales) = self.builder, self.coding, self.following
-        lines = [ahead_of(b, tile, self.tiles, coding.ahead, self.scales, scales, _SCALE_BYTES // 2)]
+        lines = [ahead_of(b, tile, self.tiles, coding.ahead, self.scales, scales, coding.scale_bytes)]
         for i in range(count):
             wanted = ahead_of(b, tile, self.tiles, coding.ahead + i, self.codes, codes, coding.tile_bytes)
             lines += [b.add(wanted, const(line)) for line in range(0, coding.tile_bytes, LINE)]
@@ -85,30 +85,35 @@ class _Tile:
     def _add(self, first: Any, count: int, vector: int, sums: list[Any]) -> None:
         """Products of the tiles' rows of a vector."""
         b, coding, row = self.builder, self.coding, vector * self.together
-        half = b.and_(first, const(1))  # of the columns that scales are for
-        scales = b.add(self.scales, b.mul(b.lshr(first, const(1)), const(_SCALE_BYTES)))
+        which = b.urem(first, const(coding.scaled))  # of the tiles that scales are for
+        scales = b.add(self.scales, b.mul(b.sub(first, which), const(coding.scale_bytes)))
         for part in range(row_parts(coding.words)):
-            products: list[Any] = [None] * len(self.tokens)
+            factors = coding.scales(b, b.add(scales, const(SCALES_ROW * row)), which, part)
+            products: list[list[Any]] = [[None] * len(self.tokens) for _ in factors]
             for i in range(count):
                 tile = b.add(first, const(i))
                 at = b.add(self.codes, b.mul(tile, const(coding.tile_bytes)))
                 place = b.add(at, const(row * coding.row_bytes + part * 4 * LANES))
-                found = coding.weights(b, place, self.pairwise)
-                products = [
-                    self._products(found, token, tile, part, before)
-                    for token, before in zip(self.tokens, products, strict=True)
-                ]
-            scale = coding.scales(b, b.add(scales, const(SCALES_ROW * row)), half, part)
-            for i, some in enumerate(products, vector * len(self.tokens)):
-                sums[i] = multiply_add(b, some, scale, sums[i])
+                found = list(enumerate(coding.weights(b, place, self.pairwise)))
+                size = len(found) // len(factors)
+                for group, some in enumerate(products):
+                    these = found[group * size : (group + 1) * size]
+                    some[:] = [
+                        self._products(these, token, tile, part, before)
+                        for token, before in zip(self.tokens, some, strict=True)
+                    ]
+            for some, scale in zip(products, factors, strict=True):
+                for i, product in enumerate(some, vector * len(self.tokens)):
+                    sums[i] = multiply_add(b, product, scale, sums[i])
 
-    def _products(self, weights: list[Any], token: Any, tile: Any, part: int, before: Any) -> Any:
-        """Sums of columns that share a scale. before: those of a tile before, or None."""
+    def _products(self, weights: list[tuple[int, Any]], token: Any, tile: Any, part: int, before: Any) -> Any:
+        """Sums of columns that share a scale. weights: with their numbers. before: those of a tile before, or
+        None."""
         b, products = self.builder, before
         at = b.add(token, b.mul(tile, const(TILE_COLUMNS * (2 if self.pairwise else 4))))
         if self.pairwise and before is None:
             products = zeros(1)[0]
-        for step, weight in enumerate(weights):
+        for step, weight in weights:
             x = activations(b, at, step, part, self.pairwise, self.coding.words)
             if self.pairwise:
                 products = multiply_add_pairs(b, weight, x, products)
@@ -119,11 +124,16 @@ class _Tile:
         return products
 
 
+def _row_factors(builder: Any, address: Any) -> list[tuple[Any]]:
+    """What the sums of each row are multiplied by."""
+    return [(load_at(builder, builder.add(address, const(4 * r)), F32, 4),) for r in range(TILE_ROWS)]
+
+
 def _make(tokens: int) -> Any:
     @intrinsic
     def tile(
         context: Any, x: Any, coded: Any, codes: Any, scales: Any, next_codes: Any, next_scales: Any,
-        base: Any, pitch: Any, rows: Any, tiles: Any, out: Any, out_pitch: Any,
+        factors: Any, base: Any, pitch: Any, rows: Any, tiles: Any, out: Any, out_pitch: Any,
     ) -> Any:  # fmt: skip
         pairwise, coding = x.dtype == types.uint16, coding_of(coded)
         if pairwise and not HAS_BF16_DOTS:
@@ -131,7 +141,8 @@ def _make(tokens: int) -> Any:
         together = rows_together(coding.words)
 
         def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-            codes, scales, next_codes, next_scales, base, pitch, rows, tiles, out, out_pitch = arguments[2:]
+            codes, scales, next_codes, next_scales, factors, *others = arguments[2:]
+            base, pitch, rows, tiles, out, out_pitch = others
             inputs = row_addresses(builder, base, pitch, rows, tokens)
             following = next_codes, next_scales
             made = _Tile(builder, coding, pairwise, codes, scales, following, tiles, inputs)
@@ -140,17 +151,19 @@ def _make(tokens: int) -> Any:
                 done = builder.and_(tiles, const(-2))
                 sums = loop(builder, const(0), done, 2, sums, lambda tile, sums: made.turn(tile, sums, 2))
             sums = loop(builder, done, tiles, 1, sums, made.turn)
-            store_totals(builder, sums, tokens, out, out_pitch, together=together)
+            of_rows = _row_factors(builder, factors) if coding.factors else ()
+            store_totals(builder, sums, tokens, out, out_pitch, of_rows, together)
             return ir.Constant(I8, 0)
 
-        return types.int8(x, coded, *[types.int64] * 10), generate
+        return types.int8(x, coded, *[types.int64] * 11), generate
 
     return tile
 
 
-# tile(x, coded, codes, scales, next_codes, next_scales, base, pitch, rows, tiles, out, out_pitch):
+# tile(x, coded, codes, scales, next_codes, next_scales, factors, base, pitch, rows, tiles, out, out_pitch):
 # out[r][t] = row r of the strip . token t. x: an array, for its dtype alone. coded: see codings. codes,
-# scales, next_codes, next_scales: addresses of the strip's, and of what is read next. base, pitch: x's
+# scales, next_codes, next_scales: addresses of the strip's, and of what is read next. factors: address of the
+# strip's, where the coding has such. base, pitch: x's
 # address and its bytes a row. rows: address of int32 rows of x. tiles: of 64 columns, the first ones. out,
 # out_pitch: address of float32 (16, at least tokens) and its bytes a row.
 coded_dots_1, coded_dots_2, coded_dots_4 = _make(1), _make(2), _make(4)

@@ -10,7 +10,7 @@ from typing import Any
 
 from localmoe.kernels.cpu.atoms import compiled
 from localmoe.kernels.cpu.coded_dots import coded_dots_1, coded_dots_2, coded_dots_4
-from localmoe.kernels.cpu.codings import SCALES_ROW, code_bits, place
+from localmoe.kernels.cpu.codings import SCALES_ROW, code_bits, factor_bytes, place, scale_span
 from localmoe.kernels.cpu.products import add_bias, finish
 from localmoe.kernels.fp8_tiles import TILE_COLUMNS, TILE_ROWS
 
@@ -23,9 +23,11 @@ def codes_of(row: int, columns: int, coded: Any) -> int:
 
 
 @compiled
-def scales_of(row: int, columns: int) -> int:
-    """The same of its scales."""
-    return row * SCALES_ROW * ((columns + 127) // 128)
+def scales_of(row: int, columns: int, coded: Any) -> int:
+    """The same of its scales, and of factors where it has such."""
+    span = scale_span(coded)
+    size: int = row * (SCALES_ROW * ((columns + span - 1) // span) + factor_bytes(coded))
+    return size
 
 
 @compiled
@@ -35,26 +37,28 @@ def _dots(
 ) -> None:  # fmt: skip
     """out[r, i] = sum over the first `tiles` tiles of row `row` + r of a matrix * x[rows[i]], for r < 16 and
     all i. following: the row that is read next."""
-    at, scales_at = codes + codes_of(row, columns, coded), scales + scales_of(row, columns)
-    next_at, next_scales = codes + codes_of(following, columns, coded), scales + scales_of(following, columns)
+    at, scales_at = codes + codes_of(row, columns, coded), scales + scales_of(row, columns, coded)
+    next_at = codes + codes_of(following, columns, coded)
+    next_scales = scales + scales_of(following, columns, coded)
+    factors = scales_at + scales_of(TILE_ROWS, columns, coded) - TILE_ROWS * factor_bytes(coded)
     base, pitch, these, into = x.ctypes.data, x.strides[0], rows.ctypes.data, out.ctypes.data
     count, i, step = rows.shape[0], 0, out.strides[0]
     while i + 4 <= count:
         coded_dots_4(
-            x, coded, at, scales_at, next_at, next_scales, base, pitch, these + 4 * i, tiles, into + 4 * i,
-            step,
+            x, coded, at, scales_at, next_at, next_scales, factors, base, pitch, these + 4 * i, tiles,
+            into + 4 * i, step,
         )  # fmt: skip
         i += 4
     while i + 2 <= count:
         coded_dots_2(
-            x, coded, at, scales_at, next_at, next_scales, base, pitch, these + 4 * i, tiles, into + 4 * i,
-            step,
+            x, coded, at, scales_at, next_at, next_scales, factors, base, pitch, these + 4 * i, tiles,
+            into + 4 * i, step,
         )  # fmt: skip
         i += 2
     if i < count:
         coded_dots_1(
-            x, coded, at, scales_at, next_at, next_scales, base, pitch, these + 4 * i, tiles, into + 4 * i,
-            step,
+            x, coded, at, scales_at, next_at, next_scales, factors, base, pitch, these + 4 * i, tiles,
+            into + 4 * i, step,
         )  # fmt: skip
 
 
@@ -98,7 +102,9 @@ def down_codes(
 ) -> None:  # fmt: skip
     """As products.down_rows, likewise. share: whole tiles. after: see gate_up_codes."""
     codes = record + codes_of(matrices * inner, hidden, coded)
-    scales = record + codes_of((matrices + 1) * inner, hidden, coded) + scales_of(matrices * inner, hidden)
+    scales = (
+        record + codes_of((matrices + 1) * inner, hidden, coded) + scales_of(matrices * inner, hidden, coded)
+    )
     for h in range(first, last, TILE_ROWS):
         following = h + TILE_ROWS if h + TILE_ROWS < last else after
         _dots(codes, scales, h, following, inner, x, pairs, share // TILE_COLUMNS, scratch, coded)

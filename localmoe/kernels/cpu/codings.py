@@ -5,7 +5,7 @@ which order activations meet it. Which one it is, compiled code knows by the typ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,18 @@ from numba import types
 from numba.extending import intrinsic
 
 from localmoe.kernels import fp8_tiles
-from localmoe.kernels.cpu import fp8_vectors, mxfp4_vectors
+from localmoe.kernels.cpu import fp8_vectors, mxfp4_vectors, nvfp4_vectors
 from localmoe.kernels.cpu.processor import FETCHES_FAR
 from localmoe.kernels.cpu.strip_vectors import WORDS, bits_of
 from localmoe.kernels.cpu.vector_loops import const
 from localmoe.kernels.fp8_tiles import TILE_COLUMNS, TILE_ROWS
 from localmoe.kernels.weight_forms import WeightForm
 
-SCALES_ROW = 4  # bytes of scales that a row has for two tiles
+SCALES_ROW = 4  # bytes of scales that a row has for one or two tiles
 # the word that stands for each
-CODED: dict[WeightForm, np.generic] = {WeightForm.MXFP4: np.uint16(0), WeightForm.FP8: np.uint8(0)}
+CODED: dict[WeightForm, np.generic] = {
+    WeightForm.MXFP4: np.uint16(0), WeightForm.FP8: np.uint8(0), WeightForm.NVFP4: np.uint32(0),
+}  # fmt: skip
 assert fp8_tiles.SCALE_COLUMNS == 2 * TILE_COLUMNS
 
 
@@ -33,23 +35,28 @@ class Coding:
     Attributes:
         words: of 32 bits, of a row in a tile.
         weights: (builder, address of a vector of codes, pairwise): vectors that meet activations.
-        scales: (builder, address of the first row's, which of two tiles, part of the row): vector.
+        scales: (builder, address of the first row's, which of two tiles, part of the row): vectors, each for
+            as many of the weights' vectors, in their order.
         order: pairwise or not; of an activation's column the bits (first, count) that say where it lies in a
             tile's, from the lowest on.
         shares: a row has one scale for two tiles. They are taken together where products are those of pairs;
             others gain nothing by it.
+        scaled: tiles that SCALES_ROW bytes are for. factors: behind a strip's scales there is a float32 for
+            each row, by which its sums are multiplied.
         ahead: tiles fetched before they are used, an even number. near: into the first cache. spreads: a few
             lines with each vector, instead of all at once (measured by benchmarks/cpu_experts.py).
     """
 
     words: int
     weights: Callable[[Any, Any, bool], list[Any]]
-    scales: Callable[[Any, Any, Any, int], Any]
+    scales: Callable[[Any, Any, Any, int], list[Any]]
     order: Callable[[bool], tuple[tuple[int, int], ...]]
     shares: bool
     ahead: int
     near: bool
     spreads: bool
+    scaled: int = 2
+    factors: bool = False
 
     @property
     def bits(self) -> int:
@@ -66,11 +73,17 @@ class Coding:
         """Of a tile."""
         return self.row_bytes * TILE_ROWS
 
+    @property
+    def scale_bytes(self) -> int:
+        """Of a tile's scales, where two tiles share them half of these."""
+        return SCALES_ROW * TILE_ROWS // self.scaled
+
 
 MXFP4 = Coding(
     WORDS, mxfp4_vectors.weights, mxfp4_vectors.powers, mxfp4_vectors.order, shares=False,
     ahead=12 if FETCHES_FAR else 2, near=not FETCHES_FAR, spreads=False,
 )  # fmt: skip
+NVFP4 = replace(MXFP4, scales=nvfp4_vectors.scales, scaled=1, factors=True)
 FP8 = Coding(
     fp8_vectors.WORDS, fp8_vectors.weights, fp8_vectors.scales, fp8_vectors.order, shares=True, ahead=6,
     near=False, spreads=True,
@@ -79,13 +92,25 @@ FP8 = Coding(
 
 def coding_of(coded: Any) -> Coding:
     """coded: the word's type, as numba has it."""
-    return FP8 if coded == types.uint8 else MXFP4
+    return FP8 if coded == types.uint8 else NVFP4 if coded == types.uint32 else MXFP4
 
 
 @intrinsic
 def code_bits(context: Any, coded: Any) -> Any:
     """Of a weight's code."""
     return types.int64(coded), lambda _, __, ___, ____: const(coding_of(coded).bits)
+
+
+@intrinsic
+def scale_span(context: Any, coded: Any) -> Any:
+    """Columns that SCALES_ROW bytes of a row are for."""
+    return types.int64(coded), lambda _, __, ___, ____: const(coding_of(coded).scaled * TILE_COLUMNS)
+
+
+@intrinsic
+def factor_bytes(context: Any, coded: Any) -> Any:
+    """Of a row's factor, behind the scales of its strip."""
+    return types.int64(coded), lambda _, __, ___, ____: const(4 * coding_of(coded).factors)
 
 
 @intrinsic

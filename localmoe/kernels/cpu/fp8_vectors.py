@@ -40,9 +40,9 @@ def _value_bytes(code: int) -> tuple[int, int]:
     return low, high
 
 
-def scales(builder: Any, address: Any, half: Any, part: int) -> Any:
+def scales(builder: Any, address: Any, half: Any, part: int) -> list[Any]:
     """float32 of the scale that each lane's columns have: a tile's all have one. address: of the row's."""
-    return spread(builder, load_at(builder, address, F32, 4))
+    return [spread(builder, load_at(builder, address, F32, 4))]
 
 
 def weights(builder: Any, address: Any, pairwise: bool) -> list[Any]:

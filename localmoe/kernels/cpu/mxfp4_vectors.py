@@ -17,7 +17,7 @@ from localmoe.kernels.cpu.vector_loops import I8, I16, I32, VECTOR, const, load_
 
 _WORD_PAIRS = 4
 # whether codes are looked up byte by byte: where vectors have no table of 16 larger numbers
-_BY_BYTES = HAS_AVX2 and not HAS_AVX512
+BY_BYTES = HAS_AVX2 and not HAS_AVX512
 # of a sign, two bits of exponent and one of mantissa (FP4 E2M1)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _DOUBLED = 0xC8643210  # the same times two, four bits each
@@ -32,7 +32,7 @@ def _bits(number: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
-def powers(builder: Any, address: Any, half: Any, part: int) -> Any:
+def powers(builder: Any, address: Any, half: Any, part: int) -> list[Any]:
     """float32 of the scale that each lane's columns have. address: of a vector's rows' words."""
     b, size = builder, 4 * TOGETHER
     # two bytes before the word or at it, so that the ones for these columns are its last ones; what lies
@@ -51,7 +51,7 @@ def powers(builder: Any, address: Any, half: Any, part: int) -> Any:
     power = b.lshr(b.bitcast(spread, INTS), _ints(1))
     least = _ints(_LEAST_POWER)
     power = b.select(b.icmp_unsigned("<", power, least), least, power)
-    return b.bitcast(power, VECTOR)
+    return [b.bitcast(power, VECTOR)]
 
 
 def weights(builder: Any, address: Any, pairwise: bool) -> list[Any]:
@@ -60,7 +60,7 @@ def weights(builder: Any, address: Any, pairwise: bool) -> list[Any]:
     b, words = builder, load_at(builder, address, INTS, 4)
     if pairwise:
         return [_pairs(b, b.lshr(words, _ints(4 * j))) for j in range(_WORD_PAIRS)]
-    if _BY_BYTES:
+    if BY_BYTES:
         return [half for pairs in _byte_pairs(b, words) for half in halves(b, pairs)]
     return [
         _floats(b, b.lshr(words, _ints(4 * j + 16 * second)) if j + second else words)
@@ -113,6 +113,6 @@ def order(pairwise: bool) -> tuple[tuple[int, int], ...]:
     as unpacking leaves them, for each half of the words, nibble of a byte and half of a pair."""
     if pairwise:
         return (0, 1), (3, 3), (1, 2)
-    if not _BY_BYTES:
+    if not BY_BYTES:
         return (3, 3), (0, 1), (1, 2)
     return (0, 1), (3, 1), (5, 1), (2, 1), (1, 1), (4, 1)

@@ -14,7 +14,7 @@ from localmoe.kernels.cpu.bf12_many import MANY, down_many, gate_up_many
 from localmoe.kernels.cpu.bf12_products import codes_of as bf12_codes_of
 from localmoe.kernels.cpu.bf12_products import down_bf12, gate_up_bf12
 from localmoe.kernels.cpu.coded_products import codes_of, down_codes, gate_up_codes
-from localmoe.kernels.cpu.codings import code_bits
+from localmoe.kernels.cpu.codings import SCALES_ROW, code_bits, scale_span
 from localmoe.kernels.cpu.control import (
     CONVERTED,
     DENSE_BIAS,
@@ -83,10 +83,13 @@ def down_size(columned: Any, coded: Any) -> int:
 @compiled
 def weight_bytes(weights: int, coded: Any, packed: Any) -> int:
     """Of so many weights; in MXFP4 without what fills up the last word of scales, in FP8 as if all groups of
-    columns were whole, in BF12 without what is beside the codes."""
+    columns were whole, in NVFP4 without factors, in BF12 without what is beside the codes."""
     if packed is not None:
         return weights * 3 // 2
-    return weights * code_bits(coded) // 8 + weights // 32 if coded is not None else 2 * weights
+    if coded is None:
+        return 2 * weights
+    size: int = weights * code_bits(coded) // 8 + weights * SCALES_ROW // scale_span(coded)
+    return size
 
 
 @compiled

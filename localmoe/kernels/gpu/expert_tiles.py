@@ -10,6 +10,7 @@ import triton.language as tl
 
 from localmoe.kernels.gpu import bf12_weights as bf12
 from localmoe.kernels.gpu import fp8_weights as fp8
+from localmoe.kernels.gpu import nvfp4_weights as nvfp4
 from localmoe.kernels.gpu.mxfp4_weights import code_places, decode, scale_places
 
 # forms, see kernels.weight_forms
@@ -17,6 +18,7 @@ PLAIN = tl.constexpr(0)
 MXFP4 = tl.constexpr(1)
 BF12 = tl.constexpr(2)
 FP8 = tl.constexpr(3)
+NVFP4 = tl.constexpr(4)
 
 
 @triton.jit
@@ -184,6 +186,10 @@ def gate_up(
         gate, up = fp8.gate_up(
             x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, GATED, KEEP, PTX, BM, BN, BK
         )
+    elif FORM == NVFP4:
+        gate, up = nvfp4.gate_up(
+            x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, GATED, KEEP, PTX, BM, BN, BK
+        )
     elif FORM == MXFP4:
         tl.static_assert(GATED)  # see records.RecordLayout.fits_mxfp4
         a_at = x + rows[:, None] * x_stride + tl.arange(0, BK)[None, :]
@@ -257,6 +263,9 @@ def down(
         # behind its codes and gate's and up's scales
         S: tl.constexpr = I * H // 4 + (2 if GATED else 1) * I * ((H + 127) // 128)
         acc = fp8.down(inner + pair * I, ok, w, keep, nb, skipped, S, I, KEEP, PTX, BM, BN, BK)
+    elif FORM == NVFP4:
+        T: tl.constexpr = I * H // 8 + (2 if GATED else 1) * I * (H // 64 + 1)  # likewise
+        acc = nvfp4.down(inner + pair * I, ok, w, keep, nb, skipped, T, I, KEEP, PTX, BM, BN, BK)
     elif FORM == MXFP4:
         a_at = inner + pair[:, None] * I + tl.arange(0, BK)[None, :]
         W: tl.constexpr = I * H // 8 + 2 * I * ((H + 127) // 128)  # behind its codes and gate_up's scales

@@ -63,6 +63,12 @@ def decode(codes, scales, start, BK: tl.constexpr, PTX: tl.constexpr):
     group = (start % 128 // 32 + tl.arange(0, BK // 8) // 4) * 8
     exponent = (scales[:, None] >> group[None, :]) & 255
     power = tl.where(exponent == 0, 0x00400040, exponent << 7 | exponent << 23)  # 2^-127 has none of its own
+    return weights(codes, power, BK, PTX)
+
+
+@triton.jit
+def weights(codes, power, BK: tl.constexpr, PTX: tl.constexpr):
+    """bfloat16 (N, BK) of codes times what both halves of a word's `power` are, int32 (N, BK / 8) each."""
     if PTX:
         p0, p1, p2, p3 = tl.inline_asm_elementwise(
             _PAIRS, "=r,=r,=r,=r,r,r", [codes, power], (tl.int32, tl.int32, tl.int32, tl.int32), True, 1

@@ -30,7 +30,9 @@ from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
 from localmoe.kernels.weight_forms import WeightForm
 
 # as expert_tiles names them
-_FORMS = {WeightForm.PLAIN: 0, WeightForm.MXFP4: 1, WeightForm.BF12: 2, WeightForm.FP8: 3}
+_FORMS = {
+    WeightForm.PLAIN: 0, WeightForm.MXFP4: 1, WeightForm.BF12: 2, WeightForm.FP8: 3, WeightForm.NVFP4: 4,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,6 @@ class ExpertShape:
         """Whether it is in BF12."""
         return self.form is WeightForm.BF12
 
-    @property
-    def fp8(self) -> bool:
-        """Whether it is in FP8."""
-        return self.form is WeightForm.FP8
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -80,6 +77,7 @@ class Launch:
 _STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 5)
 _TALL_STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 3)  # of a prompt's rows, which are more bytes than the codes
 _FP8, _TALL_FP8 = Launch(32, TILE_COLUMNS, 2, 5), Launch(64, TILE_COLUMNS, 4, 3)
+_NVFP4, _TALL_NVFP4 = Launch(32, TILE_COLUMNS, 2, 4), Launch(64, TILE_COLUMNS, 2, 4)
 _TALL = 64  # rows
 _WAITING = 8  # tokens whose sums each wait for the CPU's answer themselves
 _COLUMNS_AHEAD = 64  # that are copied ahead at a time, so that many bytes are on their way
@@ -87,30 +85,35 @@ _COLUMNS_AHEAD = 64  # that are copied ahead at a time, so that many bytes are o
 
 def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for gate_up; measured (benchmarks/routed_experts.py --sweep, long_prompts.py)."""
-    if shape.bf12:
-        return _TALL_STRIP if rows >= _TALL else _STRIP
-    if shape.fp8:
-        return _TALL_FP8 if rows >= _TALL else _FP8
-    if shape.mxfp4:
-        return Launch(32, _coded_block_k(shape.hidden), 2, 5)
+    if shape.form is not WeightForm.PLAIN:
+        return _coded_launch(shape.form, rows, shape.hidden)
     return Launch(32 if shape.hidden % 128 == 0 else 64, _block_k(shape.hidden), 2, 4)
 
 
 def down_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for down; measured likewise."""
-    if shape.bf12:
-        return _TALL_STRIP if rows >= _TALL else _STRIP
-    if shape.fp8:
-        return _TALL_FP8 if rows >= _TALL else _FP8
-    if shape.mxfp4:  # two warps keep tall tiles on the tensor cores' step that short ones take
-        return Launch(32, _coded_block_k(shape.inner), 2, 5)
+    if shape.form is not WeightForm.PLAIN:
+        return _coded_launch(shape.form, rows, shape.inner)
     return Launch(64, _block_k(shape.inner), 4, 4)
+
+
+def _coded_launch(form: WeightForm, rows: int, length: int) -> Launch:
+    """Blocks for either, of weights in codes that are summed along so many."""
+    tall = rows >= _TALL
+    if form is WeightForm.BF12:
+        return _TALL_STRIP if tall else _STRIP
+    if form is WeightForm.FP8:
+        return _TALL_FP8 if tall else _FP8
+    if form is WeightForm.NVFP4:
+        return _TALL_NVFP4 if tall else _NVFP4
+    # two warps keep tall tiles on the tensor cores' step that short ones take
+    return Launch(32, _coded_block_k(length), 2, 5)
 
 
 def split_quantum(inner: int, form: WeightForm) -> int:
     """Inner columns by which an expert may be split between GPU and CPU, such that the GPU's loads stay
     aligned and it reads whole blocks of codes; 0: not at all."""
-    if form in (WeightForm.BF12, WeightForm.FP8):
+    if form in (WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4):
         return TILE_COLUMNS
     if form is WeightForm.MXFP4:
         return _coded_block_k(inner)
@@ -121,7 +124,7 @@ def stage_block(shape: ExpertShape) -> int:
     """Inner columns that are copied ahead at a time, as some of gate_up's programs read them; 0: its records
     do not come in such pieces."""
     block, interleaved = gate_up_launch(shape, 1).block_n, shape.activation.interleaved
-    if shape.bf12 or shape.fp8:
+    if shape.form in (WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4):
         return _COLUMNS_AHEAD
     if shape.mxfp4:
         return block if interleaved else 0

@@ -12,19 +12,20 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 from dense_cases import DEVICE
+from support.exact_weights import exact_nvfp4
 from support.plain_groups import Row
 from support.same_records import same_record
 from test_routed_experts import view_of
 
-from localmoe.experts.records import RecordLayout
+from localmoe.experts.records import PackedMatrix, RecordLayout
 from localmoe.kernels import bf12_tiles
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.bf12_tiles import NOWHERE, Bf12Matrix
-from localmoe.kernels.fp8_tiles import Fp8Matrix
 from localmoe.kernels.gpu import bf12_weights
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
 from localmoe.kernels.lanes import LaneView
+from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.kernels.residency import ON_HOST
 from localmoe.kernels.stage import StageView
 from localmoe.kernels.weight_forms import WeightForm
@@ -47,7 +48,7 @@ def awkward(rows: int, columns: int, chance: torch.Generator) -> Tensor:
     return weights.to(torch.bfloat16)
 
 
-def put(to: Tensor, matrix: Bf12Matrix | Fp8Matrix, chance: torch.Generator, strays: bool) -> Tensor:
+def put(to: Tensor, matrix: PackedMatrix, chance: torch.Generator, strays: bool) -> Tensor:
     """Weights of their own, and the same in 16 bits; what they are in float64."""
     rows, columns = matrix.rows, matrix.columns
     if isinstance(matrix, Bf12Matrix):
@@ -55,6 +56,13 @@ def put(to: Tensor, matrix: Bf12Matrix | Fp8Matrix, chance: torch.Generator, str
         to.copy_(weights if strays else weights.clamp(2.0**-7, 2.0))
         matrix.put(0, to)
         return to.double()
+    if isinstance(matrix, Nvfp4Matrix):
+        fours = torch.randint(0, 256, (rows, columns // 2), generator=chance).byte()
+        beside = torch.rand(rows, columns // 16, generator=chance).mul_(40).to(torch.float8_e4m3fn)
+        assert matrix.put(0, fours, beside.view(torch.uint8), 1 / 700)
+        exact = exact_nvfp4(matrix)
+        to.copy_(exact)
+        return exact
     codes = torch.randn(rows, columns, generator=chance).mul_(60).to(torch.float8_e4m3fn).view(torch.uint8)
     scales = torch.rand(rows, -(-columns // 128), generator=chance) / 200
     assert matrix.put(0, codes, scales)
@@ -192,7 +200,7 @@ def test_strays_alone() -> None:
     assert ((found.double() - wanted).norm(dim=1) / wanted.norm(dim=1)).max() < CLOSE
 
 
-@pytest.mark.parametrize("form", [WeightForm.BF12, WeightForm.FP8])
+@pytest.mark.parametrize("form", [WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4])
 def test_a_rows_bits_do_not_depend_on_what_rides_along(form: WeightForm) -> None:
     made = Both(192, 128, form=form)
     index = torch.rand(40, EXPERTS, generator=torch.Generator().manual_seed(5)).argsort(dim=1)[:, :2]
@@ -204,7 +212,7 @@ def test_a_rows_bits_do_not_depend_on_what_rides_along(form: WeightForm) -> None
         assert torch.equal(part.view(torch.int16), whole[:rows].view(torch.int16)), (rows, block_rows)
 
 
-@pytest.mark.parametrize("form", [WeightForm.BF12, WeightForm.FP8])
+@pytest.mark.parametrize("form", [WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4])
 @pytest.mark.parametrize("gated", [True, False])
 def test_what_is_read_from_the_host_lies_in_its_slot_afterwards(gated: bool, form: WeightForm) -> None:
     made = Both(192, 128, gated=gated, form=form)

@@ -1,5 +1,5 @@
-"""Experts in BF12 and FP8 divided between GPU and CPU: each computes its columns, strays too, and what the
-CPU computed follows into the slot."""
+"""Experts in BF12, FP8 and NVFP4 divided between GPU and CPU: each computes its columns, strays too, and what
+the CPU computed follows into the slot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from localmoe.kernels.rests import COLUMNS, COPIED, PLANNED
 from localmoe.kernels.weight_forms import WeightForm
 
 TOP_K, TOKENS = 2, 40
-FORMS = (WeightForm.BF12, WeightForm.FP8)
+FORMS = (WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4)
 
 
 class Store:
