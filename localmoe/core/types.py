@@ -48,8 +48,9 @@ class ModelFootprint:
         mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
         bf12_expert_bytes: of a model whose experts are bfloat16, one that is packed into twelve bits a
             weight, without loss; 0 of others.
-        fp8_expert_bytes: of a model that is published in FP8, one expert kept so; 0 of others.
-        expert_form: in which experts are counted here: "plain", "mxfp4", "bf12" or "fp8".
+        fp8_expert_bytes, nvfp4_expert_bytes: of a model that is published in FP8 or NVFP4, one expert kept
+            so; 0 of others.
+        expert_form: in which experts are counted here: "plain", "mxfp4", "bf12", "fp8" or "nvfp4".
         linear_params: of the shared ones, those of linear layers, which a CPU may keep in 16 bits.
         embedding_params: of the shared ones, those of an input embedding that nothing else uses; a pass reads
             a row a token of them, and they may lie in host RAM.
@@ -88,6 +89,7 @@ class ModelFootprint:
     mxfp4_expert_bytes: int = 0
     bf12_expert_bytes: int = 0
     fp8_expert_bytes: int = 0
+    nvfp4_expert_bytes: int = 0
     expert_form: str = "plain"
     linear_params: int = 0
     embedding_params: int = 0
@@ -121,16 +123,23 @@ class ModelFootprint:
         return self.expert_form == "fp8"
 
     @property
+    def keeps_nvfp4(self) -> bool:
+        """Whether experts are kept in NVFP4, likewise."""
+        return self.expert_form == "nvfp4"
+
+    @property
     def keeps_codes(self) -> bool:
         """Whether slots hold what records hold, whatever is computed in."""
-        return self.keeps_mxfp4 or self.keeps_bf12 or self.keeps_fp8
+        return self.expert_form != "plain"
 
     def in_codes(self, *, packing: bool = True) -> ModelFootprint:
-        """The same with experts kept as they are published, if that is in MXFP4 or FP8, or packed; the head
-        packed too."""
+        """The same with experts kept as they are published, if that is in MXFP4, NVFP4 or FP8, or packed;
+        the head packed too."""
         found = replace(self, packs_head=packing and self.head_saved_bytes > 0)
         if self.mxfp4_expert_bytes:
             return replace(found, expert_bytes=self.mxfp4_expert_bytes, expert_form="mxfp4")
+        if packing and self.nvfp4_expert_bytes:
+            return replace(found, expert_bytes=self.nvfp4_expert_bytes, expert_form="nvfp4")
         if packing and self.fp8_expert_bytes:
             return replace(found, expert_bytes=self.fp8_expert_bytes, expert_form="fp8")
         if packing and self.bf12_expert_bytes:

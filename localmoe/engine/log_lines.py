@@ -11,6 +11,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stats import GenerationStats
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_bytes
+from localmoe.kernels.weight_forms import WeightForm
 
 if TYPE_CHECKING:  # it imports what logs
     from localmoe.engine.info import EngineInfo
@@ -114,11 +115,12 @@ def log_answer(reason: str, stats: GenerationStats) -> None:
     _LOG.info("answer ended (%s): %s", reason, ", ".join(parts))
 
 
-def log_unpackable(name: str, reason: str, *, head: bool = False, fp8: bool = False) -> None:
+def log_unpackable(name: str, reason: str, *, head: bool = False, form: WeightForm) -> None:
     """A load begins again, with experts, or the output head, in 16 bits; or with those decoded that were to
-    stay in FP8."""
-    if fp8:
-        _LOG.warning("the experts of %s do not stay in FP8 (%s): they are decoded", name, reason)
+    stay in FP8 or NVFP4."""
+    if not head and form is not WeightForm.BF12:
+        published = form.value.upper()
+        _LOG.warning("the experts of %s do not stay in %s (%s): they are decoded", name, published, reason)
         return
     what, they_are = ("output head", "it is") if head else ("experts", "they are")
     _LOG.warning("the %s of %s cannot be packed (%s): %s loaded in 16 bits", what, name, reason, they_are)

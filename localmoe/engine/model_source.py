@@ -17,6 +17,7 @@ from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafts import DraftInfo
 from localmoe.experts.record_store import RecordStore
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.synthetic import SyntheticModel
@@ -46,11 +47,14 @@ class ModelSource(Protocol):
     def can_keep_fp8(self, skeleton: Skeleton) -> bool:
         """Whether experts are published in FP8 and can be kept so, likewise."""
 
+    def can_keep_nvfp4(self, skeleton: Skeleton) -> bool:
+        """The same of NVFP4."""
+
     def can_pack_head(self, skeleton: Skeleton) -> bool:
         """Whether the output head can be, likewise."""
 
-    def never_pack(self, *, head: bool = False, fp8: bool = False) -> None:
-        """Remember that they cannot, or the head cannot, or that they cannot be kept in FP8."""
+    def never_pack(self, *, head: bool = False, form: WeightForm = WeightForm.BF12) -> None:
+        """Remember that they cannot be kept in this form, or the head cannot be packed."""
 
     def has_wide_matrices(self) -> bool:
         """Whether matrices are stored in more than `stored_dtype` holds."""
@@ -119,12 +123,21 @@ class ModelSource(Protocol):
         """How its makers recommend to choose tokens; None: they do not."""
 
 
+def can_have(source: ModelSource, skeleton: Skeleton, form: WeightForm) -> bool:
+    """Whether experts can be in this form, as far as is known, which is none that all can be in."""
+    if form is WeightForm.NVFP4:
+        return source.can_keep_nvfp4(skeleton)
+    return source.can_keep_fp8(skeleton) if form is WeightForm.FP8 else source.can_pack(skeleton)
+
+
 def as_found(footprint: ModelFootprint, source: ModelSource, skeleton: Skeleton) -> ModelFootprint:
     """Without the forms that a load has found a model's weights cannot have."""
     if not source.can_pack(skeleton):
         footprint = replace(footprint, bf12_expert_bytes=0)
     if not source.can_keep_fp8(skeleton):
         footprint = replace(footprint, fp8_expert_bytes=0)
+    if not source.can_keep_nvfp4(skeleton):
+        footprint = replace(footprint, nvfp4_expert_bytes=0)
     if not source.can_pack_head(skeleton):
         footprint = replace(footprint, head_saved_bytes=0)
     return footprint

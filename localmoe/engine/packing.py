@@ -13,9 +13,11 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.types import ProgressCallback
 from localmoe.engine.loading import EngineParts, assemble
 from localmoe.engine.log_lines import log_no_layer, log_unpackable
+from localmoe.engine.model_source import can_have
 from localmoe.engine.mtp_drafts import UnaskedLayerError
 from localmoe.engine.planning import PreparedModel
 from localmoe.kernels.bf12_tiles import UnpackableError
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.packed_head import UnpackableHeadError
 
 
@@ -54,11 +56,9 @@ def _in_16_bits(prepared: PreparedModel, config: EngineConfig, error: Unpackable
     assert config.pack_experts, "nothing was to be packed"
     source, skeleton = prepared.source, prepared.skeleton
     head = isinstance(error, UnpackableHeadError)
-    fp8 = not head and prepared.footprint.keeps_fp8
-    log_unpackable(source.name, str(error), head=head, fp8=fp8)
+    form = WeightForm(prepared.footprint.expert_form)
+    log_unpackable(source.name, str(error), head=head, form=form)
     if error.lasting:
-        source.never_pack(head=head, fp8=fp8)
-    may_still = source.can_pack_head(skeleton) if head else source.can_pack(skeleton)
-    if fp8:
-        may_still = source.can_keep_fp8(skeleton)
+        source.never_pack(head=head, form=form)
+    may_still = source.can_pack_head(skeleton) if head else can_have(source, skeleton, form)
     return replace(config, pack_experts=False) if may_still else config

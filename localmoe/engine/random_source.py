@@ -21,7 +21,8 @@ from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, DraftInfo
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.record_file import RecordFile
 from localmoe.experts.record_store import RecordStore
-from localmoe.model.footprint import can_keep_fp8, can_keep_mxfp4, can_pack
+from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model.footprint import can_keep_fp8, can_keep_mxfp4, can_keep_nvfp4, can_pack
 from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.packed_head import saved_bytes
 from localmoe.model.random_weights import (
@@ -77,11 +78,15 @@ class RandomSource:
         """As the real model is published."""
         return can_keep_fp8(skeleton, self.stored_dtype)
 
+    def can_keep_nvfp4(self, skeleton: Skeleton) -> bool:
+        """As the real model is published."""
+        return can_keep_nvfp4(skeleton, self.stored_dtype)
+
     def can_pack_head(self, skeleton: Skeleton) -> bool:
         """Likewise."""
         return saved_bytes(skeleton.model, self.stored_dtype) > 0
 
-    def never_pack(self, *, head: bool = False, fp8: bool = False) -> None:
+    def never_pack(self, *, head: bool = False, form: WeightForm = WeightForm.BF12) -> None:
         """Other seeds may."""
 
     def load_weights(

@@ -35,7 +35,14 @@ from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.draft_places import drafts_home
 from localmoe.hub.mtp_tensors import has_mtp, mtp_tensors
-from localmoe.model.footprint import can_keep_fp8, can_keep_mxfp4, can_pack, checkpoint_dtype
+from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model.footprint import (
+    can_keep_fp8,
+    can_keep_mxfp4,
+    can_keep_nvfp4,
+    can_pack,
+    checkpoint_dtype,
+)
 from localmoe.model.loader import load_shared, load_weights
 from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.packed_head import saved_bytes
@@ -100,25 +107,28 @@ class CheckpointSource:
 
     def can_keep_fp8(self, skeleton: Skeleton) -> bool:
         """Likewise."""
-        return can_keep_fp8(skeleton, self.stored_dtype) and self._fp8_identity not in _UNPACKABLE.read()
+        return can_keep_fp8(skeleton, self.stored_dtype) and self._is_keepable(WeightForm.FP8)
+
+    def can_keep_nvfp4(self, skeleton: Skeleton) -> bool:
+        """Likewise."""
+        return can_keep_nvfp4(skeleton, self.stored_dtype) and self._is_keepable(WeightForm.NVFP4)
+
+    def _is_keepable(self, form: WeightForm) -> bool:
+        return f"{self._identity} {form.value}" not in _UNPACKABLE.read()
 
     def can_pack_head(self, skeleton: Skeleton) -> bool:
         """Likewise."""
         saved = saved_bytes(skeleton.model, self.stored_dtype)
         return saved > 0 and self._head_identity not in _UNPACKABLE.read()
 
-    def never_pack(self, *, head: bool = False, fp8: bool = False) -> None:
+    def never_pack(self, *, head: bool = False, form: WeightForm = WeightForm.BF12) -> None:
         """In localmoe's home."""
-        experts = self._fp8_identity if fp8 else self._identity
+        experts = self._identity if form is WeightForm.BF12 else f"{self._identity} {form.value}"
         _UNPACKABLE.keep(self._head_identity if head else experts, self.name)
 
     @property
     def _head_identity(self) -> str:
         return f"{self._identity} head"
-
-    @property
-    def _fp8_identity(self) -> str:
-        return f"{self._identity} fp8"
 
     @property
     def _identity(self) -> str:

@@ -15,6 +15,7 @@ from localmoe.core.errors import CheckpointError
 from localmoe.hub.download_record import snapshot_revision
 from localmoe.hub.file_version import open_again
 from localmoe.hub.float8_tensors import with_scales
+from localmoe.hub.nvfp4_tensors import with_fours
 from localmoe.hub.safetensors_header import FileHeader, TensorHeader, read_file_header, shown
 from localmoe.hub.weight_files import find_weights, read_config
 
@@ -64,7 +65,7 @@ class Checkpoint:
         total_bytes = sum(tensor.num_bytes for tensor in tensors.values())
         if (snapshot_revision(folder), read_config(folder)) != (revision, config):  # of which headers may be
             raise CheckpointError(f"Model folder {folder} has changed while it was opened: load it again.")
-        scaled = with_scales(tensors, config)
+        scaled = with_scales(with_fours(tensors, config), config)
         return cls(folder, config, MappingProxyType(scaled), files, total_bytes, headers, revision)
 
     def fingerprint(self) -> str:

@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from localmoe.core.errors import CheckpointError
+from localmoe.hub.nvfp4_tensors import is_nvfp4, weight_groups
 from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
 
 DTYPE = "F8_E4M3"
 _SUFFIXES = ("_scale_inv", "_scale")  # behind the name of what is scaled; all are multiplied with
 _BESIDE = ("scale", "qscale_weight")  # in the place of "weight", of DeepSeek V4 and Mistral Large 4
-_OF_INPUTS = ("input_scale", "activation_scale", "input_global_scale")  # of no use to 16-bit activations
+# of inputs and of the KV cache, of no use where these have 16 bits
+_OF_INPUTS = ("input_scale", "activation_scale", "input_global_scale", "k_proj.k_scale", "v_proj.v_scale")
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
 
 
@@ -29,20 +31,20 @@ def is_float8(config: Mapping[str, Any]) -> bool:
         return "e4m3" in str(values.get("fmt") or "e4m3")
     if method == "modelopt":
         return values.get("quant_algo") == "FP8"
-    groups = _groups(values) if method == "compressed-tensors" else []
+    groups = weight_groups(values) if method == "compressed-tensors" else []
     return bool(groups) and all(
         group.get("num_bits") == 8 and group.get("type") == "float" for group in groups
     )
 
 
 def with_scales(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -> dict[str, TensorHeader]:
-    """The tensors of a checkpoint, where its config says that it is_float8: each one of eight bits with its
-    scales, which are not among them any more. Others as they are.
+    """The tensors of a checkpoint, where its config says that it is_float8, or that some are: each one of
+    eight bits with its scales, which are not among them any more. Others as they are.
 
     Raises:
         CheckpointError: scales do not fit what they are of, or are missing.
     """
-    if not is_float8(config):
+    if not is_float8(config) and not is_nvfp4(config):
         return dict(tensors)
     block, found, used = _block(config["quantization_config"]), dict(tensors), set()
     for name, header in tensors.items():
@@ -69,18 +71,13 @@ def _names(name: str) -> list[str]:
     return found
 
 
-def _groups(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """How weights are stored, of compressed-tensors."""
-    groups = values.get("config_groups")
-    entries = groups.values() if isinstance(groups, Mapping) else ()
-    weights = [entry.get("weights") if isinstance(entry, Mapping) else None for entry in entries]
-    return [entry if isinstance(entry, Mapping) else {} for entry in weights]
-
-
 def _block(values: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns that share a scale where not all of a row or a tensor do; (1, 1) if it does not
     say."""
-    named = [values.get("weight_block_size"), *(group.get("block_structure") for group in _groups(values))]
+    named = [
+        values.get("weight_block_size"),
+        *(group.get("block_structure") for group in weight_groups(values)),
+    ]
     for block in named:
         if isinstance(block, (list, tuple)) and len(block) == 2:
             rows, columns = block

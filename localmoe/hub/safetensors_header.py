@@ -27,20 +27,24 @@ _AGAIN = "download the file again"
 
 @dataclass(frozen=True, slots=True)
 class BlockScales:
-    """What weights of eight bits are multiplied with: a number for each `rows` x `columns` of their last two
-    dimensions, `grid` of them for a matrix."""
+    """What weights of eight or four bits are multiplied with: a number for each `rows` x `columns` of their
+    last two dimensions, `grid` of them for a matrix; and, of those of four bits, `factor`, one for the tensor
+    or each matrix, or what it is divided by (`divides`)."""
 
     header: TensorHeader
     rows: int
     columns: int
     grid: tuple[int, int]
+    factor: TensorHeader | None = None
+    divides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
     """One tensor of a weight file. `dtype` is the format's name ("BF16"); `offset` is where its
     `num_bytes` bytes begin, counted from the start of the file, which they are read from if it is still of
-    `version`. scales: of eight-bit floats, without which they say nothing (hub.float8_tensors)."""
+    `version`. scales: of floats of eight or four bits, without which they say nothing
+    (hub.float8_tensors, nvfp4_tensors)."""
 
     name: str
     file: Path

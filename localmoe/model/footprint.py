@@ -14,6 +14,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.hardware.needs import PASS_PADDING
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.float8_tensors import is_float8
+from localmoe.hub.nvfp4_tensors import is_nvfp4
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.host_embedding import embedding_params
 from localmoe.model.host_linear import plain_linears
@@ -72,6 +73,7 @@ def measure_footprint(
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
         fp8_expert_bytes=layout.fp8_bytes if can_keep_fp8(skeleton, stored) else 0,
+        nvfp4_expert_bytes=layout.nvfp4_bytes if can_keep_nvfp4(skeleton, stored) else 0,
         expert_form=layout.form.value,
         own_inner_size=0 if layout.gated and layout.hidden == int(text.hidden_size) else layout.inner,
         linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
@@ -119,7 +121,16 @@ def can_pack(skeleton: Skeleton, stored: torch.dtype) -> bool:
 
 def can_keep_fp8(skeleton: Skeleton, stored: torch.dtype) -> bool:
     """Likewise, whether experts that are published in FP8 can be kept so."""
-    if stored != torch.bfloat16 or find_spec("numba") is None or not is_float8(skeleton.config.to_dict()):
+    return is_float8(skeleton.config.to_dict()) and _can_keep_tiles(skeleton, stored)
+
+
+def can_keep_nvfp4(skeleton: Skeleton, stored: torch.dtype) -> bool:
+    """Likewise, of NVFP4."""
+    return is_nvfp4(skeleton.config.to_dict()) and _can_keep_tiles(skeleton, stored)
+
+
+def _can_keep_tiles(skeleton: Skeleton, stored: torch.dtype) -> bool:
+    if stored != torch.bfloat16 or find_spec("numba") is None:
         return False
     return _in_order(skeleton) and all(experts.layout.fits_fp8 for experts in skeleton.experts)
 

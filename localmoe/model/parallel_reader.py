@@ -22,6 +22,7 @@ from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.bf12_tiles import TILE_ROWS as STRIP
 from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.fp8_tiles import Fp8Matrix
+from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.model.pieces import (
     PACKED_BYTES,
     STAGED_BYTES,
@@ -154,6 +155,8 @@ def _read_packed(reader: WeightReader, piece: PackedPiece, staging: Tensor) -> T
     """Some strips after the other, so that they are packed while a core's cache holds them."""
     if isinstance(piece.target, Fp8Matrix):
         return _read_codes(reader, piece, piece.target, staging)
+    if isinstance(piece.target, Nvfp4Matrix):
+        return _read_fours(reader, piece, piece.target, staging)
     stored, columns = stored_dtype(piece.header), piece.target.columns
     row_bytes = columns * stored.itemsize
     rows = max(1, PACKED_BYTES // row_bytes // STRIP) * STRIP
@@ -177,6 +180,20 @@ def _read_codes(reader: WeightReader, piece: PackedPiece, target: Fp8Matrix, sta
         scales = reader.read_codes(piece.header, start, codes)
         if not target.put(piece.first_row + first, codes.view(count, columns), scales):
             raise UnpackableError(f"{piece.header.name} has weights that are no numbers")
+    return staging
+
+
+def _read_fours(reader: WeightReader, piece: PackedPiece, target: Nvfp4Matrix, staging: Tensor) -> Tensor:
+    """Likewise, of codes of four bits."""
+    row_bytes = target.columns // 2
+    step = max(1, PACKED_BYTES // row_bytes // STRIP) * STRIP
+    staging = _at_least(step * row_bytes, staging)
+    for first in range(0, piece.num_rows, step):
+        count = min(step, piece.num_rows - first)
+        codes, start = staging[: count * row_bytes], piece.first_element + first * target.columns
+        scales, factor = reader.read_fours(piece.header, start, codes)
+        if not target.put(piece.first_row + first, codes.view(count, row_bytes), scales, factor):
+            raise UnpackableError(f"{piece.header.name} has scales that are no numbers")
     return staging
 
 

@@ -9,13 +9,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from localmoe.experts.records import PackedMatrix
 from localmoe.hub.checkpoint import TensorHeader
 from localmoe.kernels.bf12_tiles import TILE_ROWS as STRIP
-from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
+from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.fp8_tiles import SCALE_COLUMNS, Fp8Matrix
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS, Mxfp4Matrix
+from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.model.packed_head import PackedHead
-from localmoe.model.weight_reader import file_bytes, shares_columns, stored_dtype
+from localmoe.model.weight_reader import file_bytes, is_four_bits, shares_columns, stored_dtype
 from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES
 
 PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread
@@ -76,11 +78,11 @@ class BlocksPiece:
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
     """Stored elements from `first_element` on: so many rows, whole strips or the last ones, of a matrix that
-    is kept in BF12 or FP8."""
+    is kept in BF12, FP8 or NVFP4."""
 
     header: TensorHeader
     first_element: int
-    target: Bf12Matrix | Fp8Matrix | PackedHead
+    target: PackedMatrix | PackedHead
     first_row: int
     num_rows: int
     layer: int | None
@@ -128,16 +130,18 @@ def split_blocks(
 
 
 def split_packed(
-    header: TensorHeader, first_element: int, target: Bf12Matrix | Fp8Matrix | PackedHead, layer: int | None
+    header: TensorHeader, first_element: int, target: PackedMatrix | PackedHead, layer: int | None
 ) -> Iterator[PackedPiece]:
     """A read of a matrix that is packed on the way.
 
     Raises:
         CheckpointError: localmoe does not read this dtype.
-        UnpackableError: it is to be kept in FP8, and not stored so.
+        UnpackableError: it is to be kept in FP8 or NVFP4, and not stored so.
     """
     if isinstance(target, Fp8Matrix) and not shares_columns(header):
         raise UnpackableError(f"{header.name} is not stored in FP8 with scales of {SCALE_COLUMNS} columns")
+    if isinstance(target, Nvfp4Matrix) and not is_four_bits(header):
+        raise UnpackableError(f"{header.name} is not stored in NVFP4")
     rows = max(1, PIECE_BYTES // (target.columns * stored_dtype(header).itemsize) // STRIP) * STRIP
     for start in range(0, target.rows, rows):
         count = min(rows, target.rows - start)

@@ -32,6 +32,7 @@ _SHIFT_BYTES = 128  # between the beginnings of two experts in the random block:
 _MAX_THREADS = 16
 _HEAD_ROWS = 4096  # of a packed head that are drawn at once
 _DRAWN_EXPERTS, _DRAWN_BYTES = 8, 512 << 20  # that are drawn at most, but two of any size
+_NVFP4_SCALE, _NVFP4_SPREAD = 0x70, 352.0  # 128, and what all codes have with it, root mean square
 _FP8_SPREAD = 100.0  # of codes: most of a block are far from its largest one, which is 448
 _MXFP4_SCALE = 120  # 2^-7, with which random codes of MXFP4 spread about as much as other weights
 _INT4_SPREAD = 21.25**0.5  # standard deviation of the codes -8 to 7, each alike likely
@@ -132,6 +133,10 @@ def _fill_records(
         if store.layouts[layer].fp8:
             for part in store.fp8_views(key):
                 part.scales.fill_(SPREAD / _FP8_SPREAD)
+        if store.layouts[layer].nvfp4:
+            for four in store.nvfp4_views(key):
+                four.scales.fill_(_NVFP4_SCALE)
+                four.factors.fill_(SPREAD / _NVFP4_SPREAD)
 
     _fill_all(store, fill, progress, cancel)
 

@@ -1,8 +1,8 @@
 """Shapes of well-known models, made in code: what a benchmark with random weights needs instead of a file.
 Loads nothing.
 
-Dimensions are those of the published config.json files, and weights are 16-bit ones, in MXFP4 or FP8. Rotary
-embeddings have no long-context scaling (published: deepseek-v2-lite and gpt-oss yarn, phi-3.5-moe
+Dimensions are those of the published config.json files, and weights are 16-bit ones, in MXFP4, FP8 or NVFP4.
+Rotary embeddings have no long-context scaling (published: deepseek-v2-lite and gpt-oss yarn, phi-3.5-moe
 longrope), which changes the angles and not the cost; `max_position_embeddings` stays as published.
 """
 
@@ -278,7 +278,13 @@ _IN_FP8 = tuple(  # Qwen/Qwen3-30B-A3B-FP8, Qwen/Qwen3.5-35B-A3B-FP8
     for shape in _ALL
     if shape.name in ("qwen3-30b-a3b", "qwen3.5-35b-a3b")
 )
+_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+_IN_NVFP4 = tuple(  # nvidia/Qwen3-30B-A3B-NVFP4, nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4
+    replace(shape, name=f"{shape.name}-nvfp4", dimensions={**shape.dimensions, "quantization_config": _NVFP4})
+    for shape in _ALL
+    if shape.name in ("qwen3-30b-a3b", "nemotron-3-nano")
+)
 # those that this version of transformers knows
 SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {shape.name: shape for shape in _ALL + _IN_FP8 if shape.architecture in CONFIG_MAPPING_NAMES}
+    {shape.name: shape for shape in _ALL + _IN_FP8 + _IN_NVFP4 if shape.architecture in CONFIG_MAPPING_NAMES}
 )

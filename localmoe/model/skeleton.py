@@ -16,6 +16,7 @@ from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.float8_tensors import is_float8
+from localmoe.hub.nvfp4_tensors import is_nvfp4
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.building import one_at_a_time
 from localmoe.model.config_limits import refuse_long_lists
@@ -195,11 +196,11 @@ def _cannot_build(what: str, error: Exception) -> UnsupportedModelError:
 
 def _refuse_by_config(checkpoint: Checkpoint) -> None:
     quantization = checkpoint.config.get("quantization_config")
-    if quantization and not is_packed(checkpoint.config) and not is_float8(checkpoint.config):
+    if quantization and not any(reads(checkpoint.config) for reads in (is_packed, is_float8, is_nvfp4)):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise UnsupportedModelError(
             f"The weights in {checkpoint.folder} are quantised ({method}): localmoe needs the original "
-            "weights, of 16 bits or in FP8 or MXFP4, as the target and makes its own INT4 draft."
+            "weights, of 16 bits or in FP8, NVFP4 or MXFP4, as the target and makes its own INT4 draft."
         )
     if needs_own_code(checkpoint.config):
         raise UnsupportedModelError(

@@ -1,5 +1,5 @@
-"""Read tensors of safetensors files straight into memory that is already there, eight-bit floats as the
-16-bit weights that they are with their scales. Does not decide where they belong.
+"""Read tensors of safetensors files straight into memory that is already there, floats of eight and four bits
+as the 16-bit weights that they are with their scales. Does not decide where they belong.
 
 Plain reads instead of a memory map: a map's pages would count as the process's memory beside the
 destination, which would double the peak of a load.
@@ -8,6 +8,7 @@ destination, which would double the peak of a load.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -21,6 +22,7 @@ from localmoe.hub.file_version import FileVersion, open_again
 from localmoe.hub.safetensors_header import BlockScales
 from localmoe.kernels.fp8_tiles import SCALE_COLUMNS
 from localmoe.quant.float8 import decode_into
+from localmoe.quant.nvfp4 import unpack
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -29,7 +31,10 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "BOOL": torch.bool,
     }
 )  # fmt: skip
-_DECODED = 1 << 20  # eight-bit weights at once: they stay in a core's cache
+_EIGHT_BITS: Mapping[str, torch.dtype] = MappingProxyType(  # that scales may have
+    {"F8_E8M0": torch.float8_e8m0fnu, "F8_E4M3": torch.float8_e4m3fn}
+)
+_DECODED = 1 << 20  # weights of eight or four bits at once: they stay in a core's cache
 
 
 def stored_dtype(header: TensorHeader) -> torch.dtype:
@@ -53,7 +58,14 @@ def file_bytes(header: TensorHeader, elements: int) -> int:
     Raises:
         CheckpointError: localmoe does not read this dtype.
     """
+    if is_four_bits(header):
+        return elements // 2
     return elements * (1 if header.scales is not None else stored_dtype(header).itemsize)
+
+
+def is_four_bits(header: TensorHeader) -> bool:
+    """Whether a tensor is in NVFP4."""
+    return header.scales is not None and header.scales.factor is not None
 
 
 def shares_columns(header: TensorHeader) -> bool:
@@ -105,8 +117,10 @@ class WeightReader:
         flat = out.view(-1)
         for start in range(0, len(flat), _DECODED):
             part = flat[start : start + _DECODED]
-            codes = torch.empty(len(part), dtype=torch.uint8)
-            self._read(header, first_element + start, codes)
+            codes = torch.empty(file_bytes(header, len(part)), dtype=torch.uint8)
+            self._read(header, file_bytes(header, first_element + start), codes)
+            if is_four_bits(header):
+                codes = unpack(codes)
             decode_into(codes, scales, first_element + start, columns, rows, block, part)
 
     def read_codes(self, header: TensorHeader, first_element: int, out: Tensor) -> Tensor:
@@ -121,15 +135,37 @@ class WeightReader:
         scales = self._scales_of(header.scales)
         return scales[lines // rows, lines % rows // header.scales.rows][:, places]
 
+    def read_fours(self, header: TensorHeader, first_element: int, out: Tensor) -> tuple[Tensor, float]:
+        """Fill uint8 (n,) with the codes of whole rows of one matrix, two to a byte; uint8 (2 n / C, C / 16),
+        their scales, and the matrix's. header: is_four_bits. Raises as read_part."""
+        assert header.scales is not None and is_four_bits(header)
+        self._read(header, file_bytes(header, first_element), out)
+        rows, columns = header.shape[-2:]
+        scales = torch.empty(2 * len(out) // columns, header.scales.grid[1], dtype=torch.uint8)
+        self._read(header.scales.header, first_element // columns * header.scales.grid[1], scales)
+        factors = self._factors_of(header.scales)
+        factor = float(factors[first_element // (rows * columns) % len(factors)])
+        return scales, 1.0 / factor if header.scales.divides and factor else factor
+
+    def _factors_of(self, scales: BlockScales) -> Tensor:
+        """float32 (1,) or (M,): of the tensor or of each matrix, as it is stored."""
+        assert scales.factor is not None, "of four-bit weights"
+        stored = torch.empty(math.prod(scales.factor.shape), dtype=torch.float32)
+        self._read(scales.factor, 0, stored)
+        return stored
+
     def _scales_of(self, scales: BlockScales) -> Tensor:
         """float32 (M, R, C) of M matrices."""
         if self._scales is None or self._scales[0] != scales:
-            powers = scales.header.dtype == "F8_E8M0"
-            dtype = torch.uint8 if powers else stored_dtype(scales.header)
+            eight = _EIGHT_BITS.get(scales.header.dtype)
+            dtype = torch.uint8 if eight is not None else stored_dtype(scales.header)
             stored = torch.empty(scales.header.shape, dtype=dtype)
             self._read(scales.header, 0, stored)
-            by_matrix = (stored.view(torch.float8_e8m0fnu) if powers else stored).float()
+            by_matrix = (stored if eight is None else stored.view(eight)).float()
             by_matrix = by_matrix.view(-1, *scales.grid)
+            if scales.factor is not None:
+                factors = self._factors_of(scales)[:, None, None]
+                by_matrix = by_matrix / factors if scales.divides else by_matrix * factors
             self._scales = scales, by_matrix.contiguous()
         return self._scales[1]
 

@@ -20,13 +20,13 @@ _LAYER_S = 40e-6
 _TURN_S, _TURN_COLUMNS = 0.4e-6, 64
 _STEP_S = 0.13e-3  # the host, between steps
 # Of a CPU that computes experts, measured beside H100s (docs/log.md): handing a job over, and what each
-# further token of an expert costs, as a share of the first, in 16 bits, in FP8 and in MXFP4
+# further token of an expert costs, as a share of the first, in 16 bits, and in codes
 _HANDOVER_S = 30e-6
 # Until an idle disk gives anything, and the threads have it: by which answers on an H200 were slower than
 # their bytes (docs/log.md)
 _DISK_START_S = 1.5e-3
 _CPU_LAYER_S = 0.3e-3  # a layer of a model that the CPU runs alone, beside reading weights (docs/log.md)
-_FURTHER = {"fp8": 0.27, "mxfp4": 0.33}
+_FURTHER = {"fp8": 0.27, "mxfp4": 0.33, "nvfp4": 0.35}
 _FURTHER_FLOATS = 0.1
 
 

@@ -274,7 +274,7 @@ def test_a_second_load_of_what_cannot_be_packed_has_the_text_side_of_its_own_fil
 
         class footprint:
             vocab_size = 1
-            keeps_fp8 = False
+            expert_form = "bf12"
 
         class compute:
             device = torch.device("cpu")

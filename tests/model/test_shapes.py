@@ -29,7 +29,10 @@ PUBLISHED = {
     "nemotron-3-nano": (31.6e9, 23, 128, 6, 6 * 2 * 2 * 128 * 2),
     "kimi-linear-48b-a3b": (49.1e9, 26, 256, 8, 7 * (512 + 64) * 2),
 }
-IN_FP8 = {f"{name}-fp8": name for name in ("qwen3-30b-a3b", "qwen3.5-35b-a3b")}
+IN_CODES = {
+    **{f"{name}-fp8": name for name in ("qwen3-30b-a3b", "qwen3.5-35b-a3b")},
+    **{f"{name}-nvfp4": name for name in ("qwen3-30b-a3b", "nemotron-3-nano")},
+}
 LATER = {"kimi-linear-48b-a3b"}  # not every version of transformers has them
 # published as "activated": for some with, for some without the two embeddings; of glm-4.7-flash no more than
 # that it is some 3 B
@@ -50,7 +53,7 @@ TIED = ("lfm2-8b-a1b", "granite-4.0-h-small", "gemma-4-26b-a4b")
 
 
 def test_the_shapes_are_the_known_ones() -> None:
-    assert set(SHAPES) | LATER == set(PUBLISHED) | set(IN_FP8)
+    assert set(SHAPES) | LATER == set(PUBLISHED) | set(IN_CODES)
     assert all(shape.name == name for name, shape in SHAPES.items())
 
 
@@ -60,7 +63,8 @@ def test_a_shape_has_the_published_size(name: str) -> None:
     config = shape_config(name)
     skeleton = skeleton_from_config(config, torch.bfloat16, name)
     footprint = measure_footprint(name, torch.bfloat16, skeleton)
-    packed, name = footprint.in_codes(), IN_FP8.get(name, name)
+    packed, name = footprint.in_codes(), IN_CODES.get(name, name)
+    form = footprint.name.removeprefix(name).removeprefix("-")
     params, layers, experts, top_k, kv_bytes = PUBLISHED[name]
     assert footprint.total_params == pytest.approx(params, rel=0.02)
     assert (footprint.num_layers, footprint.num_experts, footprint.experts_per_token) == (
@@ -75,8 +79,9 @@ def test_a_shape_has_the_published_size(name: str) -> None:
     assert footprint.in_whole_passes().can_rollback
     assert footprint.can_rollback == (name not in STATEFUL)
     assert footprint.expert_bytes == 2 * footprint.expert_params
-    assert packed.keeps_fp8 == (name != footprint.name)
-    assert not packed.keeps_fp8 or packed.expert_bytes < 1.05 * footprint.expert_params
+    assert packed.keeps_fp8 == (form == "fp8") and packed.keeps_nvfp4 == (form == "nvfp4")
+    if form:
+        assert packed.expert_bytes < {"fp8": 1.05, "nvfp4": 0.575}[form] * footprint.expert_params
     assert all(tensor.is_meta for tensor in skeleton.model.parameters()), "no weight is made"
 
 
@@ -104,7 +109,7 @@ def test_what_makes_some_shapes_special_is_there() -> None:
     assert [experts.decoder_layer for experts in lite.experts] == list(range(1, 27))
     linear = shape_config("qwen3.5-35b-a3b").layer_types
     assert len(linear) == 40 and linear.count("linear_attention") == 30 and linear[3] == "full_attention"
-    configs = {name: shape_config(name) for name in SHAPES if name not in IN_FP8}
+    configs = {name: shape_config(name) for name in SHAPES if name not in IN_CODES}
     gemma = configs.pop("gemma-4-26b-a4b").rope_parameters
     assert [gemma[kind]["rope_theta"] for kind in ("sliding_attention", "full_attention")] == [1e4, 1e6]
     thetas = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from support.tiny_models import write_model
 
 _LARGEST = 448.0
-_KEPT = re.compile(r"embed_tokens|lm_head|norm|mlp\.gate\.|router|shared_expert_gate")
+KEPT = re.compile(r"embed_tokens|lm_head|norm|mlp\.gate\.|router|shared_expert_gate")
 By = Literal["block", "channel", "tensor"]
 BLOCK = (32, 48)  # which divides few sizes
 KEPT_BLOCK = (32, 128)  # of which records can be made as they are
@@ -50,7 +50,7 @@ def write_float8_model(
     plain = dict(tensors)
     suffix = "_scale_inv" if published == "fp8" else "_scale"
     for name, weight in list(tensors.items()):
-        if weight.ndim < 2 or _KEPT.search(name):
+        if weight.ndim < 2 or KEPT.search(name):
             plain[name] = tensors[name] = weight.to(torch.bfloat16)
             continue
         shape = (weight.shape[-2], weight.shape[-1])

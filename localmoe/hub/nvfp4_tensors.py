@@ -1,0 +1,99 @@
+"""Weights published as four-bit floats in NVFP4 (two E2M1 to a byte, an E4M3 scale for 16 columns, a 32-bit
+one for the tensor), alone or beside eight-bit ones: whether a model's config says so, and which tensors scale
+which. Reads no weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from localmoe.core.errors import CheckpointError
+from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
+
+DTYPE = "F4"  # the format's name for such floats, which lie in bytes as published
+GROUP = 16  # columns that share a scale
+_FOURS = ("NVFP4", "W4A16_NVFP4")
+_EIGHTS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN")
+_MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
+_PACKED = "weight_packed"  # of compressed-tensors, where others have "weight"
+_FACTORS = (("_scale_2", False), ("_global_scale", True))  # behind a weight's name; whether it divides
+
+
+def is_nvfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config.json says that weights are in NVFP4, and others in FP8 or 16 bits, as NVIDIA
+    publishes them ("modelopt") and others do ("compressed-tensors")."""
+    values = config.get("quantization_config")
+    if not isinstance(values, Mapping):
+        return False
+    method, algorithm = values.get("quant_method"), values.get("quant_algo")
+    if method in _MODELOPT and algorithm:
+        layers = values.get("quantized_layers")
+        if algorithm == "MIXED_PRECISION" and isinstance(layers, Mapping):
+            each = [layer if isinstance(layer, Mapping) else {} for layer in layers.values()]
+            found = {layer.get("quant_algo") for layer in each}
+            sizes = {layer.get("group_size", GROUP) for layer in each if layer.get("quant_algo") in _FOURS}
+            return bool(found & {*_FOURS}) and found <= {*_FOURS, *_EIGHTS} and sizes == {GROUP}
+        if algorithm != "MIXED_PRECISION":
+            return algorithm in _FOURS and values.get("group_size", GROUP) == GROUP
+    elif method != "compressed-tensors" and method not in _MODELOPT:
+        return False
+    groups = weight_groups(values)
+    fours = [group for group in groups if group.get("num_bits") == 4]
+    floats = all(group.get("type") == "float" and group.get("num_bits") in (4, 8) for group in groups)
+    return bool(fours) and floats and all(group.get("group_size") == GROUP for group in fours)
+
+
+def weight_groups(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """How weights are stored, of compressed-tensors, and of others that say it likewise."""
+    groups = values.get("config_groups")
+    entries = groups.values() if isinstance(groups, Mapping) else ()
+    weights = [entry.get("weights") if isinstance(entry, Mapping) else None for entry in entries]
+    return [entry if isinstance(entry, Mapping) else {} for entry in weights]
+
+
+def with_fours(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -> dict[str, TensorHeader]:
+    """The tensors of a checkpoint, where its config says that it is_nvfp4: each one of four bits by the name
+    and in the shape of its weights, with its scales, which are not among them any more. Others as they are.
+
+    Raises:
+        CheckpointError: scales do not fit what they are of, or are missing.
+    """
+    if not is_nvfp4(config):
+        return dict(tensors)
+    found, used = dict(tensors), set()
+    for name, header in tensors.items():
+        if header.dtype != "U8" or not name.endswith(("weight", _PACKED)):
+            continue
+        weight = name.removesuffix("_packed")
+        scales = tensors.get(f"{weight}_scale")
+        factors = [(tensors.get(weight + end), divides) for end, divides in _FACTORS]
+        factor, divides = next((pair for pair in factors if pair[0] is not None), (None, False))
+        if scales is None or factor is None:
+            raise CheckpointError(
+                f"Tensor {shown(name)} in {header.file.name} has four-bit weights without both their scales, "
+                "without which they say nothing: download the model again."
+            )
+        del found[name]
+        found[weight] = _unpacked(weight, header, scales, factor, divides)
+        used |= {scales.name, factor.name}
+    return {name: header for name, header in found.items() if name not in used}
+
+
+def _unpacked(
+    name: str, header: TensorHeader, scales: TensorHeader, factor: TensorHeader, divides: bool
+) -> TensorHeader:
+    """As weights."""
+    *matrices, rows, half = (0, 0, *header.shape)[-max(2, len(header.shape)) :]
+    shape, groups = (*matrices, rows, 2 * half), 2 * half // GROUP
+    fits = scales.dtype == "F8_E4M3" and scales.shape == (*matrices, rows, groups) and groups * 8 == half
+    if not fits or factor.dtype != "F32" or math.prod(factor.shape) not in (1, math.prod(matrices)):
+        raise CheckpointError(
+            f"Tensors {shown(scales.name)} {list(scales.shape)} of {scales.dtype} and {shown(factor.name)} "
+            f"{list(factor.shape)} of {factor.dtype} are no scales of {shown(header.name)} "
+            f"{list(header.shape)}: config.json and weights do not belong together."
+        )
+    by_group = BlockScales(scales, 1, GROUP, (rows, groups), factor, divides)
+    return replace(header, name=name, dtype=DTYPE, shape=shape, scales=by_group)

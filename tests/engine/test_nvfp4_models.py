@@ -1,0 +1,130 @@
+"""Models published in NVFP4 become the same 16-bit weights, or keep their experts as they are, which gives
+the same answers."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.engines import ask
+from support.nvfp4_models import By, write_nvfp4_model
+from support.tiny_models import CONTEXT, tiny_model
+from test_fp8_models import check_same
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import CheckpointError
+from localmoe.core.types import Progress
+from localmoe.engine import Engine
+from localmoe.engine.facts import local_facts
+from localmoe.engine.sources import CheckpointSource
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model import loader
+from localmoe.model.footprint import checkpoint_dtype
+from localmoe.model.skeleton import with_records
+
+CONFIG = EngineConfig(device="cpu", context=CONTEXT, draft_length=0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "published", "eights"),
+    [
+        ("qwen3_moe", "modelopt", False), ("deepseek_v2", "compressed-tensors", False),
+        ("qwen3_moe", "modelopt", True),
+    ],
+)  # fmt: skip
+def test_weights_are_the_codes_times_their_scales(
+    tmp_path: Path, architecture: str, published: By, eights: bool
+) -> None:
+    model = tiny_model(architecture, dtype=torch.bfloat16)
+    four, sixteen = write_nvfp4_model(tmp_path, model, published=published, eights=eights)
+    check_same(four, sixteen)
+    checkpoint = Checkpoint.open(four)
+    assert checkpoint_dtype(checkpoint) == torch.bfloat16
+    assert sum(header.dtype == "F4" for header in checkpoint.tensors.values()) > 20
+    assert any(header.dtype == "F8_E4M3" for header in checkpoint.tensors.values()) == eights
+    assert not any("weight_scale" in name or "packed" in name for name in checkpoint.tensors)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "published"),
+    [
+        ("qwen2_moe", "modelopt"), ("nemotron_h", "modelopt"), ("qwen3_5_moe_text", "compressed-tensors"),
+        ("mixtral", "compressed-tensors"),
+    ],
+)  # fmt: skip
+def test_records_keep_the_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, published: By
+) -> None:
+    monkeypatch.setattr("localmoe.model.parallel_reader.PACKED_BYTES", 2500)  # of 32 rows at a time
+    model = tiny_model(architecture, dtype=torch.bfloat16)
+    four, sixteen = write_nvfp4_model(tmp_path, model, published=published)
+    # one over a scale that divides is rounded
+    records = check_same(four, sixteen, WeightForm.NVFP4, all_bits=published == "modelopt")
+    layout = records.layouts[0]
+    assert layout.num_bytes(torch.bfloat16) == layout.nvfp4_bytes < 0.7 * layout.elements
+    footprint = local_facts(str(four)).footprint
+    assert footprint.in_codes().expert_bytes == footprint.nvfp4_expert_bytes == layout.nvfp4_bytes
+    assert local_facts(str(sixteen)).footprint.nvfp4_expert_bytes == 0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model in NVFP4 and in 16 bits."""
+    return write_nvfp4_model(tmp_path_factory.mktemp("nvfp4"), tiny_model("qwen3_moe", dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("form", [WeightForm.PLAIN, WeightForm.NVFP4])
+def test_progress_is_of_the_bytes_in_the_files(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, form: WeightForm
+) -> None:
+    monkeypatch.setattr(loader, "_PROGRESS_BYTES", 1)
+    source, told = CheckpointSource.open(str(folders[0])), list[Progress]()
+    skeleton = with_records(source.skeleton(torch.bfloat16), form)
+    source.load_weights(skeleton, torch.device("cpu"), progress=told.append, cancel=None)
+    *during, last = [(one.done, one.total) for one in told]
+    assert last == (source.checkpoint.total_bytes, source.checkpoint.total_bytes)
+    read = sum(header.num_bytes for header in source.checkpoint.tensors.values())
+    assert 0.8 * last[0] < read < last[0] and during[-1][0] == read
+
+
+def test_answers_are_those_of_the_same_weights_in_16_bits(folders: tuple[Path, Path]) -> None:
+    """In RAM, where weights are not rounded to 16 bits, in slots, and drafted for."""
+    answers = []
+    for folder in folders:
+        for options in ({}, {"vram_budget_bytes": 12 << 20}, {"draft_length": 3}):
+            config = EngineConfig(device="cpu", context=CONTEXT, draft_bits=8, **options)
+            with Engine.load(str(folder), config) as engine:
+                assert engine.footprint.keeps_nvfp4 == (folder is folders[0] and "vram" not in str(options))
+                answers.append(ask(engine, "one two three", 24).tokens)
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_scales_that_are_no_numbers_are_not_kept_as_such(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which the first load finds and the next one knows."""
+    four, _ = write_nvfp4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16))
+    tensors = load_file(four / "model.safetensors")
+    name = next(name for name in tensors if "experts" in name and name.endswith("weight_scale"))
+    tensors[name].view(torch.uint8)[..., -1, -1] = 255
+    save_file(tensors, four / "model.safetensors", {"format": "pt"})
+    for told in (True, False):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="localmoe"), Engine.load(str(four), CONFIG) as engine:
+            assert not engine.footprint.keeps_nvfp4
+        assert ("do not stay in NVFP4" in caplog.text) == told
+        assert ("scales that are no numbers" in caplog.text) == told
+
+
+@pytest.mark.parametrize("end", ["weight_scale", "weight_scale_2"])
+def test_a_checkpoint_without_its_scales_is_refused(tmp_path: Path, end: str) -> None:
+    four, _ = write_nvfp4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16))
+    tensors = load_file(four / "model.safetensors")
+    del tensors[next(name for name in tensors if name.endswith(end))]
+    save_file(tensors, four / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"without both their scales.*download the model again"):
+        Engine.load(str(four), CONFIG)
