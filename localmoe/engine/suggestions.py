@@ -7,12 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
 from localmoe.kernels.packed_weight import packed_bytes
+from localmoe.kernels.weight_forms import WeightForm
 
 NUM_PROPOSED = 3
+_KEPT = WeightForm.FP8, WeightForm.NVFP4
 _FAST_ENOUGH = 5.0  # tokens/s, about what people read at
 
 
@@ -66,16 +70,26 @@ def _suggestion(
     return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
 
 
-def _in_fp8(original: Suggestion, repo_id: str, num_bytes: int) -> Suggestion:
-    """The same model as it is published in FP8."""
+def _in_codes(original: Suggestion, repo_id: str, num_bytes: int, form: WeightForm) -> Suggestion:
+    """The same model as it is published in FP8 or NVFP4."""
     footprint = original.facts.footprint
     inner, hidden = footprint.inner_size, footprint.hidden_size
-    layout = RecordLayout((2 * inner, hidden), (hidden, inner), transposed=False)
-    footprint = replace(footprint, name=repo_id, fp8_expert_bytes=layout.fp8_bytes)
+    gated = footprint.expert_params == 3 * inner * hidden
+    layout = RecordLayout(((1 + gated) * inner, hidden), (hidden, inner), transposed=False, form=form)
+    eights, fours = (layout.num_bytes(torch.bfloat16) * (form is kept) for kept in _KEPT)
+    footprint = replace(footprint, name=repo_id, fp8_expert_bytes=eights, nvfp4_expert_bytes=fours)
     facts = replace(original.facts, footprint=footprint, num_bytes=num_bytes)
     return replace(original, repo_id=repo_id, facts=facts, instead_of=original.repo_id)
 
 
+_NEMOTRON = _suggestion(
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "thinks before it answers",
+    "nvidia-open-model-license", "nemotron_h",
+    layers=23, experts=128, top=6, expert_params=9_977_856, shared_params=2_203_129_280, kv_bytes=6_144,
+    draft_expert_bytes=5_392_128, context=262_144, hidden=2688, vocabulary=131_072,
+    linear_params=1_841_946_624, state_bytes=240_418_816, state_row_bytes=41_728,
+    gated=False, wide_params=7_913_472, angles=0,
+)  # fmt: skip
 _QWEN = _suggestion(
     "Qwen/Qwen3.6-35B-A3B", "thinks before it answers, reads pictures", "apache-2.0", "qwen3_5_moe",
     layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
@@ -134,14 +148,8 @@ SUGGESTIONS = (
         linear_params=1_836_843_008, wide_params=6_029_312, unused_params=1_278_000_000,
         angles=128,
     ),
-    _suggestion(
-        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "thinks before it answers",
-        "nvidia-open-model-license", "nemotron_h",
-        layers=23, experts=128, top=6, expert_params=9_977_856, shared_params=2_203_129_280, kv_bytes=6_144,
-        draft_expert_bytes=5_392_128, context=262_144, hidden=2688, vocabulary=131_072,
-        linear_params=1_841_946_624, state_bytes=240_418_816, state_row_bytes=41_728,
-        gated=False, wide_params=7_913_472, angles=0,
-    ),
+    _NEMOTRON,
+    _in_codes(_NEMOTRON, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", 20_000_000_000, WeightForm.NVFP4),
     _suggestion(
         "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",
         layers=48, experts=128, top=8, expert_params=4_718_592, shared_params=1_541_093_376, kv_bytes=98_304,
@@ -149,7 +157,7 @@ SUGGESTIONS = (
         linear_params=1_217_134_592,
     ),
     _QWEN,
-    _in_fp8(_QWEN, "Qwen/Qwen3.6-35B-A3B-FP8", 37_000_000_000),
+    _in_codes(_QWEN, "Qwen/Qwen3.6-35B-A3B-FP8", 37_000_000_000, WeightForm.FP8),
     _suggestion(
         "openai/gpt-oss-120b", "thinks before it answers", "apache-2.0", "gpt_oss",
         layers=36, experts=128, top=4, expert_params=24_883_200, shared_params=2_167_371_072, kv_bytes=73_728,

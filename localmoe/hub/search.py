@@ -24,6 +24,7 @@ from localmoe.hub.http_errors import (
 )
 from localmoe.hub.http_sessions import hub_endpoint, hub_session
 from localmoe.hub.names import is_repo_id
+from localmoe.hub.nvfp4_tensors import is_nvfp4
 from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, NO_SENSE, licence_of
 from localmoe.hub.safetensors_header import shown
 from localmoe.hub.token import hub_token
@@ -32,7 +33,7 @@ MAX_QUERY = 200  # characters
 _QUANTISED_TAGS = frozenset(
     {
         "2-bit", "3-bit", "4-bit", "8-bit", "awq", "bitsandbytes", "compressed-tensors", "exl2", "exl3",
-        "fp8", "gptq", "mlx", "modelopt", "mxfp4",
+        "fp8", "gptq", "mlx", "modelopt", "mxfp4", "nvfp4",
     }
 )  # fmt: skip
 _TASKS = ("text-generation", "image-text-to-text", "any-to-any")  # of the last two, the text part can run
@@ -40,7 +41,11 @@ _CLASSES = ("model_type", "architectures", "auto_map")
 _NONSENSE = "The Hub's answer to the search makes no sense: try again later."
 # of which 16-bit weights are made when they are read, and tags that repos have besides; the Hub counts the
 # bytes that they are stored in
-_READ = {"mxfp4": frozenset({"8-bit"}), "fp8": frozenset({"8-bit", "compressed-tensors", "modelopt"})}
+_READ = {
+    "mxfp4": frozenset({"8-bit"}),
+    "nvfp4": frozenset({"4-bit", "8-bit", "fp8", "compressed-tensors", "modelopt"}),
+    "fp8": frozenset({"8-bit", "compressed-tensors", "modelopt"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,8 @@ def hit_of(info: ModelInfo) -> SearchHit:
 
 
 def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
-    tags = set(info.tags or ())
+    tags = {tag.lower() for tag in info.tags or ()}
+    tags |= {"nvfp4", "fp8"} & set(re.split(r"[-_./]", info.id.lower()))  # some say it nowhere else
     quantised = config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     foreign = tags & _QUANTISED_TAGS
@@ -149,7 +155,7 @@ def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
         foreign -= {read, *_READ[read]}
     if quantised or foreign:
         kind = method if isinstance(method, str) else ", ".join(sorted(foreign)) or "unknown"
-        return f"its weights are quantised ({kind}); localmoe needs them in 16 bits, FP8 or MXFP4"
+        return f"its weights are quantised ({kind}); localmoe needs them in 16 bits, FP8, NVFP4 or MXFP4"
     if info.safetensors is None and "safetensors" not in tags:
         return "it has no safetensors weights"
     return ""
@@ -158,11 +164,11 @@ def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
 def _is_read(form: str, tags: set[str], config: Mapping[str, Any], method: object) -> bool:
     """Whether weights are in this form, by what the config says, or by tags as far as that says nothing
     else."""
-    if form == "fp8" and is_float8(config):
+    if (form == "fp8" and is_float8(config)) or (form == "nvfp4" and is_nvfp4(config)):
         return True
     if not config.get("quantization_config"):
         return form in tags
-    return method == form != "fp8" or (form in tags and method in _READ[form])
+    return method == form == "mxfp4" or (form in tags and method in _READ[form])
 
 
 def find_repo(text: str) -> tuple[str, str | None] | None:

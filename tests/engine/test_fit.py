@@ -208,6 +208,7 @@ WHOLE = {
         ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Qwen3.6-35B-A3B", "qwen3.5-35b-a3b"),
         ("Qwen3.6-35B-A3B-FP8", "qwen3.5-35b-a3b-fp8"),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano"),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "nemotron-3-nano-nvfp4"),
         ("gemma-4-26B-A4B-it", "gemma-4-26b-a4b"),
         ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("gpt-oss-20b", "gpt-oss-20b"), ("gpt-oss-120b", "gpt-oss-120b"),
@@ -245,6 +246,10 @@ def test_the_proposed_models_have_the_sizes_that_their_configs_make(name: str, s
     if shape == "qwen3.5-35b-a3b-fp8":  # its experts; other layers are partly in FP8 too
         assert facts.num_bytes == pytest.approx(1.07 * facts.footprint.total_params, rel=0.01)
         return
+    if shape == "nemotron-3-nano-nvfp4":  # likewise, in FP8
+        experts = facts.footprint.total_experts * facts.footprint.expert_params
+        assert 9 / 16 * experts < facts.num_bytes < 9 / 16 * experts + facts.footprint.shared_bytes
+        return
     if name in UNUSED:
         assert facts.num_bytes == 2 * (facts.footprint.total_params + UNUSED[name])
         return
@@ -271,13 +276,15 @@ def test_three_that_fit_are_proposed_the_quick_ones_first_or_the_smallest_with_i
 
 def test_what_is_published_in_fewer_bits_is_proposed_where_the_original_does_not_fit() -> None:
     names = []
-    for gib in (60, 40):
+    for gib in (60, 40, 24):
         computer = replace(COMPUTER, ram_available_bytes=gib * GIB, ram_total_bytes=gib * GIB)
         found = propose(lambda facts, computer=computer: fit_model(facts, computer, RATES))  # type: ignore[misc]
         names.append([one.repo_id for one, _ in found])
     whole, packed = "Qwen/Qwen3.6-35B-A3B", "Qwen/Qwen3.6-35B-A3B-FP8"
     assert whole in names[0] and packed not in names[0]
     assert packed in names[1] and whole not in names[1]
+    nano = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B"
+    assert f"{nano}-NVFP4" in names[2] and f"{nano}-BF16" not in names[2]
     assert propose(lambda facts: Fit(False), []) == []
 
 

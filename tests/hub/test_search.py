@@ -53,6 +53,9 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     repo(hub, "a/chat-compressed", eight % b"compressed-tensors", ("compressed-tensors",))
     repo(hub, "a/chat-fp8-modelopt", eight % b"modelopt", ("fp8", "modelopt", "8-bit"))
     repo(hub, "a/chat-fp8-and-mlx", eight % b"fp8", ("fp8", "mlx"))
+    repo(hub, "a/chat-nvfp4", eight % b"compressed-tensors", ("compressed-tensors", "8-bit"))
+    repo(hub, "a/chat-in-fours", eight % b"modelopt", ("NVFP4", "ModelOpt", "fp8", "8-bit"))
+    repo(hub, "a/chat-named-fp8", eight % b"modelopt", ("ModelOpt",))
     code = b'{"AutoModelForCausalLM": "modeling_phimoe.PhiMoEForCausalLM"}'
     named = b'{"model_type": "phimoe", "auto_map": %s}' % code
     repo(hub, "a/chat-older-than-transformers", named, ("custom_code",))
@@ -63,7 +66,8 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     # their weights are 16-bit floats too; where a search tells no config, that has the last word later
     assert reasons.pop("a/chat-older-than-transformers") == ""
     assert reasons.pop("a/chat-oss") == reasons.pop("a/chat-oss-tags") == ""
-    for name in ("a/chat-fp8", "a/chat-fp8-compressed", "a/chat-fp8-modelopt"):
+    fours = "a/chat-nvfp4", "a/chat-in-fours", "a/chat-named-fp8"
+    for name in ("a/chat-fp8", "a/chat-fp8-compressed", "a/chat-fp8-modelopt", *fours):
         assert reasons.pop(name) == ""
     assert (hits[0].architecture, hits[0].licence, hits[0].gated) == ("qwen2_moe", "mit", False)
     assert hits[0].num_params is not None and hits[0].downloads == 7
