@@ -31,11 +31,13 @@ NAMES = {
     "deepseek-v2-lite": "DeepSeek-V2-Lite", "gpt-oss-20b": "gpt-oss-20b, in MXFP4",
     "gpt-oss-120b": "gpt-oss-120b, in MXFP4", "glm-4.7-flash": "GLM 4.7 Flash",
     "qwen3-30b-a3b": "Qwen3-30B-A3B", "qwen3-30b-a3b-fp8": "Qwen3-30B-A3B-FP8",
+    "qwen3-30b-a3b-nvfp4": "Qwen3-30B-A3B-NVFP4",
     "qwen3.5-35b-a3b": "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
     "qwen3.5-35b-a3b-fp8": "Qwen3.5-35B-A3B-FP8, Qwen3.6-35B-A3B-FP8",
     "kimi-linear-48b-a3b": "Kimi Linear 48B-A3B", "gemma-4-26b-a4b": "Gemma 4 26B-A4B",
     "lfm2-8b-a1b": "LFM2-8B-A1B", "granite-4.0-h-small": "Granite 4.0 H Small",
     "nemotron-3-nano": "Nemotron 3 Nano 30B-A3B",
+    "nemotron-3-nano-nvfp4": "Nemotron 3 Nano 30B-A3B-NVFP4",
     "phi-3.5-moe": "Phi-3.5-MoE", "mixtral-8x7b": "Mixtral-8x7B",
 }  # fmt: skip
 COMPUTE = ComputeSettings(torch.device("cuda"), torch.bfloat16, whole_passes=True)
@@ -91,7 +93,7 @@ def main() -> None:
         smallest = least(footprint, config)
         tight = plan(footprint, smallest, config)
         draft = "has none"
-        if not footprint.keeps_mxfp4:
+        if not footprint.keeps_four_bits:
             draft = format_bytes(least(footprint, replace(config, draft_length=4)))
         print(
             f"| {title} | {format_bytes(tight.host_bytes)} | {format_bytes(smallest)} | {draft} | "

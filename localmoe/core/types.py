@@ -128,6 +128,11 @@ class ModelFootprint:
         return self.expert_form == "nvfp4"
 
     @property
+    def keeps_four_bits(self) -> bool:
+        """Whether experts are kept in MXFP4 or NVFP4."""
+        return self.keeps_mxfp4 or self.keeps_nvfp4
+
+    @property
     def keeps_codes(self) -> bool:
         """Whether slots hold what records hold, whatever is computed in."""
         return self.expert_form != "plain"

@@ -227,8 +227,9 @@ def divide_memory(
         if config.draft_length != "auto":
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
     if loads_draft and not is_asked_for(config) and not footprint.draft_model_bytes:
-        if footprint.keeps_mxfp4:
-            loads_draft, reason = False, "the experts, kept in MXFP4, are as small as a draft's would be"
+        if footprint.keeps_four_bits:
+            form = footprint.expert_form.upper()
+            loads_draft, reason = False, f"the experts, kept in {form}, are as small as a draft's would be"
         elif config.experts_on == "disk":  # each that memory holds more is one that need not be read
             loads_draft, reason = False, "its memory holds experts, which else come from the disk"
         elif compute.in_place and not has_draft:

@@ -19,13 +19,17 @@ from localmoe.core.errors import CheckpointError
 from localmoe.core.types import Progress
 from localmoe.engine import Engine
 from localmoe.engine.facts import local_facts
+from localmoe.engine.planning import divide_memory
+from localmoe.engine.settings import ComputeSettings
 from localmoe.engine.sources import CheckpointSource
+from localmoe.hardware.facts import Hardware
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model import loader
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.skeleton import with_records
 
+COMPUTER = Hardware((), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Linux", "3.12", "2")
 CONFIG = EngineConfig(device="cpu", context=CONTEXT, draft_length=0)
 
 
@@ -101,6 +105,16 @@ def test_answers_are_those_of_the_same_weights_in_16_bits(folders: tuple[Path, P
                 assert engine.footprint.keeps_nvfp4 == (folder is folders[0] and "vram" not in str(options))
                 answers.append(ask(engine, "one two three", 24).tokens)
     assert all(answer == answers[0] for answer in answers)
+
+
+def test_no_draft_as_large_as_the_experts_is_planned_unasked(folders: tuple[Path, Path]) -> None:
+    footprint = local_facts(str(folders[0])).footprint
+    compute = ComputeSettings(torch.device("cuda"), torch.bfloat16, whole_passes=True)
+    for length, drafting in (("auto", False), (4, True)):
+        config = EngineConfig(context=CONTEXT, vram_budget_bytes=1 << 30, draft_length=length)
+        plan = divide_memory(footprint.in_codes(), config, compute, 2, hardware=COMPUTER)
+        assert plan.drafting == drafting
+        assert ("kept in NVFP4" in plan.drafting_reason) != drafting
 
 
 def test_scales_that_are_no_numbers_are_not_kept_as_such(
