@@ -25,6 +25,8 @@ def _rows_loop(
     while done < len(codes):
         line, column = (first + done) // columns, (first + done) % columns
         scale = scales[line // rows, line % rows // block_rows, column // block_columns]
+        if np.isnan(scale):
+            scale = np.float32(np.nan)  # of the bits of others rounding would make zeros
         end = min((column // block_columns + 1) * block_columns, columns)
         count = min(end - column, len(codes) - done)
         part, to = codes[done : done + count], out[done : done + count]

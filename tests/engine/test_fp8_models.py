@@ -90,6 +90,18 @@ def test_any_part_is_decoded_as_its_scales_say(
     assert out[0] == out[-1] == 7.0, "something beside it was written"
 
 
+@pytest.mark.parametrize("with_numba", [True, False])
+def test_a_scale_that_is_no_number_makes_no_zeros(monkeypatch: pytest.MonkeyPatch, with_numba: bool) -> None:
+    """Whatever its bits: those of a damaged file are all ones, and answers would not show it."""
+    if not with_numba:
+        monkeypatch.setattr(float8, "_loops", lambda: None)
+    for bits in (-1, 0x7FFFFFFF, 0x7FFFE000, 0x7F800001, -(1 << 22)):
+        scales = torch.tensor([bits], dtype=torch.int32).view(torch.float32).view(1, 1, 1)
+        out = torch.zeros(4, dtype=torch.bfloat16)
+        decode_into(torch.tensor([0, 1, 0x38, 0xFE]).byte(), scales, 0, 4, 1, (1, 4), out)
+        assert out.isnan().all(), (bits, out)
+
+
 @pytest.mark.parametrize(
     ("architecture", "by", "dtype", "published"),
     [
