@@ -4,6 +4,7 @@ config says so, and which tensor scales which. Reads no weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,13 @@ from localmoe.hub.nvfp4_tensors import is_nvfp4, weight_groups
 from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
 
 DTYPE = "F8_E4M3"
+POWERS = ("F8_E8M0", "U8")  # of scales that are powers of two: the latter are the same bits
 _SUFFIXES = ("_scale_inv", "_scale")  # behind the name of what is scaled; all are multiplied with
 _BESIDE = ("scale", "qscale_weight")  # in the place of "weight", of DeepSeek V4 and Mistral Large 4
 # of inputs and of the KV cache, of no use where these have 16 bits
 _OF_INPUTS = ("input_scale", "activation_scale", "input_global_scale", "k_proj.k_scale", "v_proj.v_scale")
-_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
+_SCALE_DTYPES = ("F32", "BF16", "F16", *POWERS)
+_USUAL_BLOCK = (128, 128)  # which transformers takes where "fp8" says nothing
 
 
 def is_float8(config: Mapping[str, Any]) -> bool:
@@ -74,10 +77,13 @@ def _names(name: str) -> list[str]:
 def _block(values: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns that share a scale where not all of a row or a tensor do; (1, 1) if it does not
     say."""
-    named = [
-        values.get("weight_block_size"),
-        *(group.get("block_structure") for group in weight_groups(values)),
-    ]
+    usual = _USUAL_BLOCK if values.get("quant_method") == "fp8" else None
+    named = [values.get("weight_block_size", usual)]
+    for group in weight_groups(values):
+        block = group.get("block_structure")
+        if isinstance(block, str) and re.fullmatch(r"\d{1,9}x\d{1,9}", block):  # of older versions
+            block = [int(side) for side in block.split("x")]
+        named += [block, (1, group.get("group_size"))]
     for block in named:
         if isinstance(block, (list, tuple)) and len(block) == 2:
             rows, columns = block

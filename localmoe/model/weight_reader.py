@@ -19,6 +19,7 @@ from torch import Tensor
 from localmoe.core.errors import CheckpointError
 from localmoe.hub.checkpoint import TensorHeader
 from localmoe.hub.file_version import FileVersion, open_again
+from localmoe.hub.float8_tensors import POWERS
 from localmoe.hub.safetensors_header import BlockScales
 from localmoe.kernels.fp8_tiles import SCALE_COLUMNS
 from localmoe.quant.float8 import decode_into
@@ -32,7 +33,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )  # fmt: skip
 _EIGHT_BITS: Mapping[str, torch.dtype] = MappingProxyType(  # that scales may have
-    {"F8_E8M0": torch.float8_e8m0fnu, "F8_E4M3": torch.float8_e4m3fn}
+    {"F8_E4M3": torch.float8_e4m3fn, **dict.fromkeys(POWERS, torch.float8_e8m0fnu)}
 )
 _DECODED = 1 << 20  # weights of eight or four bits at once: they stay in a core's cache
 

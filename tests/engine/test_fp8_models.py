@@ -3,8 +3,10 @@ same answers."""
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +126,22 @@ def test_weights_are_the_codes_times_their_scales(
     assert checkpoint_dtype(checkpoint) == torch.bfloat16
     assert sum(header.scales is not None for header in checkpoint.tensors.values()) > 20
     assert not any("scale" in name for name in checkpoint.tensors)
+
+
+def test_groups_of_columns_with_powers_of_two_as_bytes(tmp_path: Path) -> None:
+    """As compressed-tensors stores MXFP8."""
+    model = tiny_model("mixtral", dtype=torch.bfloat16)
+    options: dict[str, Any] = {"dtype": torch.float8_e8m0fnu, "published": "compressed-tensors"}
+    eight, sixteen = write_float8_model(tmp_path, model, block=(1, 32), **options)
+    tensors = load_file(eight / "model.safetensors")
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e8m0fnu else tensor
+    save_file(tensors, eight / "model.safetensors", {"format": "pt"})
+    config = json.loads((eight / "config.json").read_text())
+    (group,) = config["quantization_config"]["config_groups"].values()
+    group["weights"] |= {"strategy": "group", "group_size": 32, "block_structure": None}
+    (eight / "config.json").write_text(json.dumps(config))
+    check_same(eight, sixteen)
 
 
 @pytest.mark.parametrize(

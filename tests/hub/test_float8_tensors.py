@@ -78,6 +78,29 @@ def test_scales_of_all_shapes(
 
 
 @pytest.mark.parametrize(
+    ("said", "scales", "wanted"),
+    [
+        ({"quant_method": "fp8"}, (3, 2), (128, 128)),  # what transformers takes where nothing is said
+        ({"quant_method": "fp8", "weight_block_size": None}, (300, 1), (1, 200)),
+        ({"block_structure": [100, 50], "group_size": None}, (3, 4), (100, 50)),
+        ({"block_structure": "100x50"}, (3, 4), (100, 50)),  # as older files have it
+        ({"strategy": "group", "group_size": 32, "block_structure": None}, (300, 7), (1, 32)),
+        ({"strategy": "group", "group_size": 32, "block_structure": None}, (300, 1), (1, 200)),
+    ],
+    ids=str,
+)
+def test_blocks_as_configs_say_them(
+    tmp_path: Path, said: dict[str, Any], scales: tuple[int, ...], wanted: tuple[int, int]
+) -> None:
+    weights = {"weights": {"num_bits": 8, "type": "float", **said}}
+    compressed = {"quant_method": "compressed-tensors", "config_groups": {"group_0": weights}}
+    config = {"quantization_config": said if "quant_method" in said else compressed}
+    found = headers(tmp_path, {"a.weight": (300, 200), "a.weight_scale": scales})
+    scaled = with_scales(found, config)["a.weight"].scales
+    assert scaled is not None and (scaled.rows, scaled.columns) == wanted
+
+
+@pytest.mark.parametrize(
     ("name", "scales"),
     [
         ("experts.up_proj", "experts.up_proj_scale"), ("a.weight", "a.weight_scale"),
