@@ -18,13 +18,17 @@ from localmoe.core.errors import CheckpointError, DraftError, UnsupportedModelEr
 from localmoe.core.shared_length import shared_length
 from localmoe.hardware.needs import PREFILL_CHUNK, kv_positions
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.float8_tensors import is_float8
 from localmoe.model.building import one_at_a_time
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.kv_trial import kv_elements_per_token
+from localmoe.model.parallel_reader import read_pieces
+from localmoe.model.pieces import Piece, split_read
 from localmoe.model.skeleton import can_roll_back, model_from_config, read_model_config
 from localmoe.model.text_part import keep_text_part, language_model_class
 from localmoe.model.tying import settle_ties
+from localmoe.model.weight_reader import stored_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,21 @@ class DraftModelShape:
         )
 
 
+def _source(shape: DraftModelShape, config: Any) -> tuple[Any, dict[str, Any]]:
+    """A class of transformers, and of what it is to make the model: the folder, but for eight-bit floats, for
+    which transformers wants another package, the weights that they are."""
+    if not is_float8(shape.checkpoint.config):
+        return language_model_class(config), {"pretrained_model_name_or_path": shape.folder}
+    del config.quantization_config
+    kind = type(model_from_config(config, torch.bfloat16, f"the draft model in {shape.folder}"))
+    weights, pieces = {}, list[Piece]()
+    for name, header in shape.checkpoint.tensors.items():
+        weights[name] = torch.empty(header.shape, dtype=stored_dtype(header))
+        pieces += split_read(header, weights[name])
+    read_pieces(pieces)
+    return kind, {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}
+
+
 class DraftModel:
     """The loaded model and the tokens that it has read. One text at a time; a text that shares a prefix with
     the last one reads only the rest."""
@@ -105,9 +124,10 @@ class DraftModel:
         transformers_logging.disable_progress_bar()
         try:
             config = transformers.AutoConfig.from_pretrained(shape.folder, trust_remote_code=False)
+            source, given = _source(shape, config)
             with one_at_a_time():
-                model, found = language_model_class(config).from_pretrained(
-                    shape.folder, dtype=dtype, use_safetensors=True, local_files_only=True,
+                model, found = source.from_pretrained(
+                    **given, dtype=dtype, use_safetensors=True, local_files_only=True,
                     trust_remote_code=False, output_loading_info=True,
                 )  # fmt: skip
             keep_text_part(model)

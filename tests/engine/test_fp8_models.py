@@ -27,6 +27,7 @@ from localmoe.experts.record_store import RecordStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model import loader
+from localmoe.model.draft_model import DraftModel, DraftModelShape
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.skeleton import Skeleton, with_records
 from localmoe.quant import float8
@@ -195,6 +196,18 @@ def test_answers_are_those_of_the_same_weights_in_16_bits(folders: tuple[Path, P
                 assert engine.footprint.keeps_fp8 == (folder is folders[0] and "vram" not in str(options))
                 answers.append(ask(engine, "one two three", 24).tokens)
     assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("published", ["fp8", "compressed-tensors"])
+def test_a_draft_model_in_fp8_is_the_one_in_16_bits(tmp_path: Path, published: str) -> None:
+    model = tiny_model("qwen3_moe", dtype=torch.bfloat16)
+    loaded = [
+        DraftModel.load(DraftModelShape.read("small", folder), CPU, torch.float32, CONTEXT)
+        for folder in write_float8_model(tmp_path, model, published=published)
+    ]
+    for weight, expected in zip(*(one.model.parameters() for one in loaded), strict=True):
+        assert weight.dtype == torch.float32 and torch.equal(weight, expected)
+    assert loaded[0].num_bytes == loaded[1].num_bytes
 
 
 def test_scales_that_records_cannot_have_are_multiplied_with(
