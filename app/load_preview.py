@@ -52,8 +52,9 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
         if config.drafter != "mtp" and (kept is not None or not unasked):
             loaded = replace(loaded, draft_model_bytes=0, draft_model_kv_bytes_per_token=0)
         weight_bytes = max(1, loaded.expert_bytes // max(1, loaded.expert_params))
+        read_bytes = loaded.total_params * weight_bytes if kept is None else kept.num_bytes  # fewer of codes
         facts = ModelFacts(
-            loaded, weight_bytes, loaded.total_params * weight_bytes, unsuited,
+            loaded, weight_bytes, read_bytes, unsuited,
             has_draft=kept is not None and kept.has_draft, mtp=mtp,
             record_files=_files_of(loaded.name),  # which this load may have written
         )  # fmt: skip

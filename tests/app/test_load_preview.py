@@ -108,6 +108,17 @@ def test_the_words_are_the_planners_and_say_what_apply_costs(models: ModelsServi
     assert "looked at" in preview_html(models, replace(now, model="org/unknown"), ENGLISH)
 
 
+def test_a_load_reads_what_the_files_have(models: ModelsService, tmp_path: Path) -> None:
+    """Which is half as much of a model that is published in FP8."""
+    now, facts = models.chats.load_settings, replace(_facts(models), num_bytes=25 * MIB)
+    listed = LocalModel(now.model, tmp_path / "eight", 25 * MIB, "qwen2_moe", (), "localmoe")
+    models.shelf = Shelf(lambda name: facts, lambda: [listed])
+    models.shelf.refresh(closely=True)
+    wait_for(lambda: models.shelf.view().facts_of(now.model), what="the facts")
+    for change in ({"context": "512"}, {"draft_bits": "8"}):
+        assert "Apply loads 25.0 MiB again" in preview_html(models, replace(now, **change), ENGLISH)
+
+
 def _facts(models: ModelsService) -> Any:
     from app.load_preview import facts_for
 
