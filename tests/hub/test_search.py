@@ -51,6 +51,8 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     repo(hub, "a/chat-fp8", eight % b"fp8", ("fp8",))
     repo(hub, "a/chat-fp8-compressed", eight % b"compressed-tensors", ("fp8", "compressed-tensors", "8-bit"))
     repo(hub, "a/chat-compressed", eight % b"compressed-tensors", ("compressed-tensors",))
+    repo(hub, "a/Chat-FP8", eight % b"compressed-tensors", ("8-bit", "compressed-tensors"))
+    repo(hub, "a/chat-fp8-awq", eight % b"awq", ("4-bit",))
     repo(hub, "a/chat-fp8-modelopt", eight % b"modelopt", ("fp8", "modelopt", "8-bit"))
     repo(hub, "a/chat-fp8-and-mlx", eight % b"fp8", ("fp8", "mlx"))
     repo(hub, "a/chat-nvfp4", eight % b"compressed-tensors", ("compressed-tensors", "8-bit"))
@@ -66,8 +68,8 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     # their weights are 16-bit floats too; where a search tells no config, that has the last word later
     assert reasons.pop("a/chat-older-than-transformers") == ""
     assert reasons.pop("a/chat-oss") == reasons.pop("a/chat-oss-tags") == ""
-    fours = "a/chat-nvfp4", "a/chat-in-fours", "a/chat-named-fp8"
-    for name in ("a/chat-fp8", "a/chat-fp8-compressed", "a/chat-fp8-modelopt", *fours):
+    named = "a/Chat-FP8", "a/chat-nvfp4", "a/chat-in-fours", "a/chat-named-fp8"
+    for name in ("a/chat-fp8", "a/chat-fp8-compressed", "a/chat-fp8-modelopt", *named):
         assert reasons.pop(name) == ""
     assert (hits[0].architecture, hits[0].licence, hits[0].gated) == ("qwen2_moe", "mit", False)
     assert hits[0].num_params is not None and hits[0].downloads == 7
@@ -75,6 +77,7 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
         "a/llama-chat": "no Mixture of Experts", "a/chat-gptq": "quantised (gptq)", "a/chat-awq": "awq",
         "a/chat-custom": "code of its own", "a/chat-pickle": "no safetensors", "a/chat-odd": "does not know",
         "a/chat-oss-mlx": "(mlx)", "a/chat-8-bit": "(8-bit)", "a/chat-list": "(mxfp4)",
+        "a/chat-fp8-awq": "(awq)",
         "a/chat-compressed": "(compressed-tensors)", "a/chat-fp8-and-mlx": "(mlx)",
     }  # fmt: skip
     assert reasons.keys() == words.keys()
