@@ -31,7 +31,8 @@ def is_float8(config: Mapping[str, Any]) -> bool:
         return False
     method = values.get("quant_method")
     if method in ("fp8", "fbgemm_fp8"):
-        return "e4m3" in str(values.get("fmt") or "e4m3")
+        experts = values.get("expert_dtype", config.get("expert_dtype"))  # four bits are DeepSeek V4's
+        return "e4m3" in str(values.get("fmt") or "e4m3") and experts in (None, "fp8")
     if method == "modelopt":
         return values.get("quant_algo") == "FP8"
     groups = weight_groups(values) if method == "compressed-tensors" else []

@@ -197,9 +197,12 @@ def _cannot_build(what: str, error: Exception) -> UnsupportedModelError:
 def _refuse_by_config(checkpoint: Checkpoint) -> None:
     quantization = checkpoint.config.get("quantization_config")
     if quantization and not any(reads(checkpoint.config) for reads in (is_packed, is_float8, is_nvfp4)):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
+        said = {"quant_method": "unknown", **(quantization if isinstance(quantization, dict) else {})}
+        said.setdefault("expert_dtype", checkpoint.config.get("expert_dtype"))
+        kinds = ("quant_method", "quant_algo", "format", "fmt", "expert_dtype")
+        how = ", ".join(str(said[kind])[:40] for kind in kinds if said.get(kind))
         raise UnsupportedModelError(
-            f"The weights in {checkpoint.folder} are quantised ({method}): localmoe needs the original "
+            f"The weights in {checkpoint.folder} are quantised ({how}): localmoe needs the original "
             "weights, of 16 bits or in FP8, NVFP4 or MXFP4, as the target and makes its own INT4 draft."
         )
     if needs_own_code(checkpoint.config):

@@ -133,6 +133,12 @@ def test_a_dense_model_is_refused_as_such(tmp_path: Path) -> None:
             r"quantised \(awq\)",
         ),
         ({"quantization_config": {"bits": 4}}, r"quantised \(unknown\)"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, r"quantised \(fp8, e5m2\)"),
+        ({"quantization_config": {"quant_method": "fp8"}, "expert_dtype": "fp4"}, r"\(fp8, fp4\)"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
+            r"\(compressed-tensors, pack-quantized\)",
+        ),
         ({"quantization_config": "mxfp4"}, "quantised"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}, "Python code of its own"),
         ({"model_type": "no_such_architecture"}, "no_such_architecture"),

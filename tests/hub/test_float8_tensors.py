@@ -35,6 +35,7 @@ def headers(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tenso
         (FP8, True), (COMPRESSED, True), ({"quant_method": "fp8"}, True), ({**FP8, "fmt": "e5m2"}, False),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, True), ({"quant_method": "fbgemm_fp8"}, True),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, False), ({"quant_method": "modelopt"}, False),
+        ({**FP8, "expert_dtype": "fp8"}, True), ({**FP8, "expert_dtype": "fp4"}, False),
         ({"quant_method": "mxfp4"}, False), ({"quant_method": "compressed-tensors"}, False), ("fp8", False),
         ({**COMPRESSED, "config_groups": {"a": GROUP, "b": FOUR_BITS}}, False), (None, False),
         ({**COMPRESSED, "config_groups": {"a": None}}, False), ({**COMPRESSED, "config_groups": [1]}, False),
@@ -43,6 +44,7 @@ def headers(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tenso
 def test_configs(said: Any, float8: bool) -> None:
     assert is_float8({"quantization_config": said}) is float8
     assert not is_float8({})
+    assert not is_float8({"quantization_config": FP8, "expert_dtype": "fp4"}), "as DeepSeek V4 says it"
 
 
 @pytest.mark.parametrize(
