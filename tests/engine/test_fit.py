@@ -83,6 +83,8 @@ def test_weights_that_are_published_in_other_dtypes_are_counted_so(
 def test_a_config_may_say_the_dtype_of_its_part_for_text_or_nothing() -> None:
     assert published_dtype({"text_config": {"dtype": "float16"}}) == torch.float16
     assert published_dtype({"torch_dtype": "float32", "text_config": {"dtype": "float16"}}) == torch.float32
+    eight = {"torch_dtype": "float16", "quantization_config": {"quant_method": "fp8"}}
+    assert published_dtype(eight) == torch.bfloat16, "of which a load makes that, whatever they were"
     assert published_dtype({"dtype": "float8_e4m3fn"}) == published_dtype({}) == torch.bfloat16
 
 
