@@ -29,6 +29,7 @@ from localmoe.model.skeleton import can_roll_back, model_from_config, read_model
 from localmoe.model.text_part import keep_text_part, language_model_class
 from localmoe.model.tying import settle_ties
 from localmoe.model.weight_reader import stored_dtype
+from localmoe.quant.mxfp4 import is_packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,11 @@ class DraftModelShape:
         """
         checkpoint = Checkpoint.open(folder)
         config = read_model_config(checkpoint)
+        if is_packed(checkpoint.config):
+            raise DraftError(
+                f"{name} cannot draft: its experts are stored in MXFP4, of which no draft model is read. "
+                "Choose another draft model."
+            )
         text = config.get_text_config()
         model = model_from_config(config, torch.bfloat16, f"the draft model in {folder}")
         settle_ties(model, checkpoint)

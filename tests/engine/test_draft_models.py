@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines import ask, budget_for_slots, load_with_slots
+from support.mxfp4_models import write_mxfp4_model
 from support.tiny_models import CONTEXT, VOCAB_SIZE, tied_model_storing, tiny_model, write_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -144,6 +145,8 @@ def test_who_may_not_draft(tmp_path: Path, small: Path, tiny: Callable[[str], tu
     refused(DraftError, r"cannot draft for mixtral: [\d,]+ of [\d,]+ tokens mean something else", "demo")
     recurrent = write_model(tmp_path / "recurrent", tiny_model("qwen3_next"))
     refused(DraftError, "recurrent cannot draft: qwen3_next keeps more than keys and values", str(recurrent))
+    packed = write_mxfp4_model(tmp_path / "packed", tiny_model("gpt_oss"))
+    refused(DraftError, "packed cannot draft: its experts are stored in MXFP4", str(packed))
     refused(LocalMoeError, "neither a folder on this machine nor a repo id", str(tmp_path / "nowhere"))
     for config in ({"draft_model": str(small)}, {"drafter": "model"}):
         with pytest.raises(ConfigError, match="go together"):
