@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from localmoe.core.errors import CheckpointError
-from localmoe.hub.nvfp4_tensors import is_nvfp4, weight_groups
+from localmoe.hub.nvfp4_tensors import are_plain_floats, is_nvfp4, weight_groups
 from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
 
 DTYPE = "F8_E4M3"
@@ -35,10 +35,10 @@ def is_float8(config: Mapping[str, Any]) -> bool:
         return "e4m3" in str(values.get("fmt") or "e4m3") and experts in (None, "fp8")
     if method == "modelopt":
         return values.get("quant_algo") == "FP8"
-    groups = weight_groups(values) if method == "compressed-tensors" else []
-    return bool(groups) and all(
-        group.get("num_bits") == 8 and group.get("type") == "float" for group in groups
-    )
+    if method != "compressed-tensors" or values.get("transform_config"):  # of rotated weights
+        return False
+    groups = weight_groups(values)
+    return bool(groups) and all(group.get("num_bits") == 8 and are_plain_floats(group) for group in groups)
 
 
 def with_scales(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -> dict[str, TensorHeader]:

@@ -18,6 +18,7 @@ GROUP = 16  # columns that share a scale
 _FOURS = ("NVFP4", "W4A16_NVFP4")
 _EIGHTS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN")
 _MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
+_OTHER_ORDERS = ("group", "dynamic", True)  # of columns, by which their groups' scales are found
 _PACKED = "weight_packed"  # of compressed-tensors, where others have "weight"
 _FACTORS = (("_scale_2", False), ("_global_scale", True))  # behind a weight's name; whether it divides
 
@@ -40,9 +41,11 @@ def is_nvfp4(config: Mapping[str, Any]) -> bool:
             return algorithm in _FOURS and values.get("group_size", GROUP) == GROUP
     elif method != "compressed-tensors" and method not in _MODELOPT:
         return False
+    if values.get("transform_config"):  # of rotated weights
+        return False
     groups = weight_groups(values)
     fours = [group for group in groups if group.get("num_bits") == 4]
-    floats = all(group.get("type") == "float" and group.get("num_bits") in (4, 8) for group in groups)
+    floats = all(are_plain_floats(group) and group.get("num_bits") in (4, 8) for group in groups)
     return bool(fours) and floats and all(group.get("group_size") == GROUP for group in fours)
 
 
@@ -52,6 +55,12 @@ def weight_groups(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     entries = groups.values() if isinstance(groups, Mapping) else ()
     weights = [entry.get("weights") if isinstance(entry, Mapping) else None for entry in entries]
     return [entry if isinstance(entry, Mapping) else {} for entry in weights]
+
+
+def are_plain_floats(group: Mapping[str, Any]) -> bool:
+    """Whether such weights are floats times scales, in the order of the columns."""
+    symmetric, ordered = group.get("symmetric") is not False, group.get("actorder") not in _OTHER_ORDERS
+    return group.get("type") == "float" and symmetric and ordered
 
 
 def with_fours(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -> dict[str, TensorHeader]:

@@ -14,9 +14,18 @@ from localmoe.hub.float8_tensors import is_float8, with_scales
 from localmoe.hub.safetensors_header import TensorHeader, read_file_header
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+GROUP: dict[str, Any] = {
+    "targets": ["Linear"],
+    "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+}
 COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}}
 FOUR_BITS = {"weights": {"num_bits": 4, "type": "int"}}
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    """A config that says more of weights."""
+    group = {**GROUP, "weights": {**GROUP["weights"], **weights}}
+    return {**COMPRESSED, "config_groups": {"group_0": group}}
 
 
 def headers(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, TensorHeader]:
@@ -38,6 +47,10 @@ def headers(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tenso
         ({**FP8, "expert_dtype": "fp8"}, True), ({**FP8, "expert_dtype": "fp4"}, False),
         ({"quant_method": "mxfp4"}, False), ({"quant_method": "compressed-tensors"}, False), ("fp8", False),
         ({**COMPRESSED, "config_groups": {"a": GROUP, "b": FOUR_BITS}}, False), (None, False),
+        ({**COMPRESSED, "transform_config": {}}, True),
+        ({**COMPRESSED, "transform_config": {"config_groups": {"R4": {}}}}, False),  # activations are, too
+        (compressed(actorder="weight"), True), (compressed(actorder="group"), False),
+        (compressed(symmetric=True), True), (compressed(symmetric=False), False),
         ({**COMPRESSED, "config_groups": {"a": None}}, False), ({**COMPRESSED, "config_groups": [1]}, False),
     ],
 )  # fmt: skip
