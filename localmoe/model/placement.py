@@ -32,6 +32,7 @@ from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import PackedHead
 from localmoe.model.pieces import AnyPiece, split_blocks, split_packed, split_read
+from localmoe.model.single_experts import with_single_experts
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.tying import tied_weights
 from localmoe.model.weight_reader import check_kind, wrong_shape
@@ -86,7 +87,8 @@ class Placement:
         self._elements = dict.fromkeys(self._experts, 0)  # of the experts' weights that have a source
         mapping = get_model_conversion_mapping(skeleton.model)
         self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-        self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        own = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        self._converters = with_single_experts(own, checkpoint.tensors)
         self._by_pattern = {p: entry for entry in self._converters for p in entry.source_patterns}
         self._float32 = float32_names(skeleton.model)
         self._tied = tied_weights(skeleton.model)

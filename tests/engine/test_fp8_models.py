@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from support.engines import ask
 from support.float8_models import KEPT_BLOCK, By, write_float8_model
 from support.tiny_models import CONTEXT, tiny_model
+from support.vision_models import vision_model, write_vision_model
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import CheckpointError
@@ -162,6 +163,25 @@ def test_records_keep_the_codes(
     footprint = local_facts(str(eight)).footprint
     assert footprint.in_codes().expert_bytes == footprint.fp8_expert_bytes == layout.fp8_bytes
     assert local_facts(str(sixteen)).footprint.fp8_expert_bytes == 0
+
+
+def test_experts_one_by_one_are_read_where_transformers_knows_them_together(tmp_path: Path) -> None:
+    """As matrices that are quantised one by one may be published."""
+    model = vision_model("qwen3_vl_moe", dtype=torch.bfloat16)
+    folder = write_vision_model(tmp_path / "single", model)
+    fused = CheckpointSource.open(str(write_vision_model(tmp_path / "fused", model)))
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if ".mlp.experts." in name]:
+        path, _, kind = name.rpartition(".")
+        for expert, weight in enumerate(tensors.pop(name)):
+            parts = {"gate_proj": 0, "up_proj": 1} if kind == "gate_up_proj" else {kind: 0}
+            for (part, _), rows in zip(parts.items(), weight.chunk(len(parts)), strict=True):
+                tensors[f"{path}.{expert}.{part}.weight"] = rows.clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    found, wanted = CheckpointSource.open(str(folder)), loaded(fused.model.folder)[1]
+    records = found.load_weights(found.skeleton(torch.bfloat16), CPU, progress=None, cancel=None)
+    for key in (ExpertKey(layer, expert) for layer in range(records.num_layers) for expert in range(8)):
+        assert all(map(torch.equal, records.weights(key), wanted.weights(key)))
 
 
 @pytest.mark.parametrize("form", [WeightForm.PLAIN, WeightForm.FP8])
