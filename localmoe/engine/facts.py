@@ -21,7 +21,7 @@ from localmoe.engine.sources import CheckpointSource
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_plan import check_is_moe, choose_files, needs_index
 from localmoe.hub.draft_places import drafts_home, record_files
-from localmoe.hub.float8_tensors import is_float8
+from localmoe.hub.float8_tensors import is_in_codes
 from localmoe.hub.http_errors import TransientError
 from localmoe.hub.local_models import resolve_model
 from localmoe.hub.mtp_tensors import has_mtp
@@ -127,9 +127,9 @@ def config_skeleton(repo_id: str, config: Mapping[str, Any]) -> Skeleton:
 
 def published_dtype(config: Mapping[str, Any]) -> torch.dtype:
     """What a config says of the published weights, itself or in the part for text; 16 bits where it says
-    nothing that they can be, and where they are made of FP8. To be read as it is published: transformers
-    writes there what it builds in."""
-    if is_float8(config):
+    nothing that they can be, and where they are made of FP8 or NVFP4. To be read as it is published:
+    transformers writes there what it builds in."""
+    if is_in_codes(config):
         return torch.bfloat16
     known = {str(one).removeprefix("torch."): one for one in (torch.bfloat16, torch.float16, torch.float32)}
     parts = [config, *(config[name] for name in _TEXT_PARTS if isinstance(config.get(name), dict))]

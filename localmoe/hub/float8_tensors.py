@@ -41,6 +41,11 @@ def is_float8(config: Mapping[str, Any]) -> bool:
     return bool(groups) and all(group.get("num_bits") == 8 and are_plain_floats(group) for group in groups)
 
 
+def is_in_codes(config: Mapping[str, Any]) -> bool:
+    """Whether weights are floats of eight or four bits with scales, of which bfloat16 is made."""
+    return is_float8(config) or is_nvfp4(config)
+
+
 def with_scales(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -> dict[str, TensorHeader]:
     """The tensors of a checkpoint, where its config says that it is_float8, or that some are: each one of
     eight bits with its scales, which are not among them any more. Others as they are.
@@ -48,7 +53,7 @@ def with_scales(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) 
     Raises:
         CheckpointError: scales do not fit what they are of, or are missing.
     """
-    if not is_float8(config) and not is_nvfp4(config):
+    if not is_in_codes(config):
         return dict(tensors)
     block, found, used = _block(config["quantization_config"]), dict(tensors), set()
     for name, header in tensors.items():

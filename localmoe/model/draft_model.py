@@ -18,7 +18,7 @@ from localmoe.core.errors import CheckpointError, DraftError, UnsupportedModelEr
 from localmoe.core.shared_length import shared_length
 from localmoe.hardware.needs import PREFILL_CHUNK, kv_positions
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.hub.float8_tensors import is_float8
+from localmoe.hub.float8_tensors import is_in_codes
 from localmoe.model.building import one_at_a_time
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.kv_cache import KVCache
@@ -91,9 +91,9 @@ class DraftModelShape:
 
 
 def _source(shape: DraftModelShape, config: Any) -> tuple[Any, dict[str, Any]]:
-    """A class of transformers, and of what it is to make the model: the folder, but for eight-bit floats, for
-    which transformers wants another package, the weights that they are."""
-    if not is_float8(shape.checkpoint.config):
+    """A class of transformers, and of what it is to make the model: the folder, but for floats of eight or
+    four bits, for which transformers wants another package, the weights that they are."""
+    if not is_in_codes(shape.checkpoint.config):
         return language_model_class(config), {"pretrained_model_name_or_path": shape.folder}
     del config.quantization_config
     kind = type(model_from_config(config, torch.bfloat16, f"the draft model in {shape.folder}"))

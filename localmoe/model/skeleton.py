@@ -15,8 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.hub.float8_tensors import is_float8
-from localmoe.hub.nvfp4_tensors import is_nvfp4
+from localmoe.hub.float8_tensors import is_in_codes
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.building import one_at_a_time
 from localmoe.model.config_limits import refuse_long_lists
@@ -196,7 +195,7 @@ def _cannot_build(what: str, error: Exception) -> UnsupportedModelError:
 
 def _refuse_by_config(checkpoint: Checkpoint) -> None:
     quantization = checkpoint.config.get("quantization_config")
-    if quantization and not any(reads(checkpoint.config) for reads in (is_packed, is_float8, is_nvfp4)):
+    if quantization and not is_packed(checkpoint.config) and not is_in_codes(checkpoint.config):
         said = {"quant_method": "unknown", **(quantization if isinstance(quantization, dict) else {})}
         said.setdefault("expert_dtype", checkpoint.config.get("expert_dtype"))
         kinds = ("quant_method", "quant_algo", "format", "fmt", "expert_dtype")

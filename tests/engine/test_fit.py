@@ -84,7 +84,9 @@ def test_a_config_may_say_the_dtype_of_its_part_for_text_or_nothing() -> None:
     assert published_dtype({"text_config": {"dtype": "float16"}}) == torch.float16
     assert published_dtype({"torch_dtype": "float32", "text_config": {"dtype": "float16"}}) == torch.float32
     eight = {"torch_dtype": "float16", "quantization_config": {"quant_method": "fp8"}}
-    assert published_dtype(eight) == torch.bfloat16, "of which a load makes that, whatever they were"
+    four = {**eight, "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    for config in (eight, four):
+        assert published_dtype(config) == torch.bfloat16, "of which a load makes that, whatever they were"
     assert published_dtype({"dtype": "float8_e4m3fn"}) == published_dtype({}) == torch.bfloat16
 
 

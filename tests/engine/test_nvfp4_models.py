@@ -26,6 +26,7 @@ from localmoe.hardware.facts import Hardware
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model import loader
+from localmoe.model.draft_model import DraftModel, DraftModelShape
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.skeleton import with_records
 
@@ -105,6 +106,15 @@ def test_answers_are_those_of_the_same_weights_in_16_bits(folders: tuple[Path, P
                 assert engine.footprint.keeps_nvfp4 == (folder is folders[0] and "vram" not in str(options))
                 answers.append(ask(engine, "one two three", 24).tokens)
     assert all(answer == answers[0] for answer in answers)
+
+
+def test_a_draft_model_in_nvfp4_is_the_one_in_16_bits(folders: tuple[Path, Path]) -> None:
+    loaded = [
+        DraftModel.load(DraftModelShape.read("small", folder), torch.device("cpu"), torch.float32, CONTEXT)
+        for folder in folders
+    ]
+    for weight, expected in zip(*(one.model.parameters() for one in loaded), strict=True):
+        assert weight.dtype == torch.float32 and torch.equal(weight, expected)
 
 
 def test_no_draft_as_large_as_the_experts_is_planned_unasked(folders: tuple[Path, Path]) -> None:

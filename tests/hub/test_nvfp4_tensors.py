@@ -22,6 +22,10 @@ EIGHTS = {"weights": {"num_bits": 8, "type": "float"}}
 COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}}
 
 
+def grouped(**changed: Any) -> dict[str, Any]:
+    return {**COMPRESSED, "config_groups": {"a": {"weights": {**GROUP["weights"], **changed}}}}
+
+
 @pytest.mark.parametrize(
     ("said", "nvfp4"),
     [
@@ -38,8 +42,9 @@ COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0":
         ({**COMPRESSED, "config_groups": {"a": GROUP, "b": EIGHTS}}, True),
         ({**COMPRESSED, "config_groups": {"a": GROUP, "b": None}}, False),
         ({**COMPRESSED, "config_groups": {"a": EIGHTS}}, False),
-        ({**COMPRESSED, "config_groups": {"a": {"weights": {**GROUP["weights"], "group_size": 32}}}}, False),
-        ({**COMPRESSED, "config_groups": {"a": {"weights": {**GROUP["weights"], "type": "int"}}}}, False),
+        (grouped(group_size=32), False), (grouped(type="int"), False), (grouped(actorder="group"), False),
+        (grouped(symmetric=False), False), (grouped(actorder=None, symmetric=True), True),
+        ({**COMPRESSED, "transform_config": {"R1": {}}}, False),
         ({"quant_method": "fp8"}, False), ("nvfp4", False), (None, False), ({}, False),
     ],
 )  # fmt: skip
