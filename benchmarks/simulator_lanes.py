@@ -3,9 +3,8 @@
 python benchmarks/simulator_lanes.py [--tokens 192] [--rules]
 
 Rows are those of docs/log.md ("experts that the CPU has a part in come into slots", "packed experts on a
-quiet machine", "slots between layers on a GPU", "experts that stay in MXFP4" and "linear attention in whole
-steps"): H100s, nothing drafted,
-on-demand, with the rates of those runs; of uniform routing without completing, or the mean where that made no
+quiet machine", "slots between layers on a GPU", "experts that stay in MXFP4", "linear attention in whole
+steps", "experts in FP8" and "experts in NVFP4"): H100s and H200s, nothing drafted, on-demand, with the rates of those runs; of uniform routing without completing, or the mean where that made no
 difference. "popular" is synthetic_engine's. Prints tok/s and hit rates, measured and predicted, and by how
 much these differ; with --rules instead, what is predicted if experts that are split are never completed,
 always, and as the engine decides, with each kind of routing.
@@ -129,6 +128,21 @@ ROWS = (
     Row("gemma-4-26b-a4b", 0.09, 80e9, {"sticky:0.66": (75.2, 0.489)}, True, True),
     Row("gemma-4-26b-a4b", 0.17, 74e9, {"sticky:0.66": (78.7, 0.548)}, True, True),
     Row("gemma-4-26b-a4b", 0.21, 77e9, {"sticky:0.66": (82.5, 0.569)}, True, True),
+    Row("qwen3-30b-a3b-fp8", 0.33, 80e9, {
+        "uniform": (70.7, 0.33), "sticky:0.66": (92.0, 0.607),
+    }, True, True, H200),
+    Row("qwen3-30b-a3b-nvfp4", 0.34, 60e9, {
+        "uniform": (95.0, 0.337), "sticky:0.66": (128.4, 0.637),
+    }, True, True, H200),
+    Row("qwen3-30b-a3b-nvfp4", 0.60, 59e9, {
+        "uniform": (125.4, 0.595), "sticky:0.66": (152.8, 0.790),
+    }, True, True, H200),
+    Row("nemotron-3-nano-nvfp4", 0.26, 68e9, {
+        "uniform": (130.0, 0.258), "sticky:0.66": (186.0, 0.629),
+    }, True, True, H200),
+    Row("nemotron-3-nano-nvfp4", 0.51, 70e9, {
+        "uniform": (170.1, 0.508), "sticky:0.66": (228.7, 0.766),
+    }, True, True, H200),
 )  # fmt: skip
 
 
