@@ -298,12 +298,11 @@ def modules_that_need(*packages: str) -> set[str]:
     return needing
 
 
-def imported_at_once(path: Path) -> Iterator[str]:
+@cache
+def imported_at_once(path: Path) -> tuple[str, ...]:
     """What a module's own statements import: not those of its functions, nor for type checkers only."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from imports_of(ast.Module([node], []), dotted(path))
+    own = [node for node in tree_of(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return tuple(imports_of(ast.Module(own, []), dotted(path)))
 
 
 def test_only_passes_on_the_gpu_need_triton() -> None:
