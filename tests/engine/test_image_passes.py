@@ -27,7 +27,7 @@ from localmoe.engine import Engine, planning
 from localmoe.engine.settings import ComputeSettings
 from localmoe.kernels.gpu import lowbit_experts
 from localmoe.kernels.lowbit_reference import one_by_one
-from localmoe.model import device_prompt_passes
+from localmoe.model import device_experts, device_prompt_passes
 from localmoe.model.device_runner import DeviceRunner
 
 pytestmark = [
@@ -42,7 +42,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "choose_compute", lambda *asked: compute)
     monkeypatch.setattr(planning, "why_not_on_device", lambda *asked: "")
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 256)))
-    monkeypatch.setattr(lowbit_experts, "lowbit_moe", one_by_one)  # which takes long to interpret
+    for module in (lowbit_experts, device_experts):  # where layers of their own and whole drafts find it
+        monkeypatch.setattr(module, "lowbit_moe", one_by_one)  # which takes long to interpret
     monkeypatch.setattr(device_prompt_passes, "WINDOW", 8)
 
 
