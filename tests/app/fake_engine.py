@@ -261,7 +261,7 @@ class FakeEngine:
             prompt_tokens=told + 6, vram_budget_bytes=self.plan.budget_bytes, approximate=request.draft_only
         )
         started = time.perf_counter()
-        time.sleep(3 * self.step_s if "slow step" not in question else 2.0)
+        time.sleep(3 * self.step_s if "slow step" not in question else 1.0)
         counters.ttft_s = time.perf_counter() - started
         place, tokens = 0, 0
         self._record(counters.prompt_tokens)

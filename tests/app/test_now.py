@@ -161,7 +161,7 @@ def test_nothing_of_an_answer_is_markup_on_its_way(client: TestClient, service: 
 def test_who_waits_for_the_first_token_is_told_why(service: ChatService, loader: FakeLoader) -> None:
     clock = [0.0]
     now, live = NowView(service, lambda: clock[0]), loader.engines[-1].live
-    chat = service.send(None, "a long slow step")  # 2 s until the first token
+    chat = service.send(None, "a long slow step")  # a second until the first token
     started = getattr(service.runner.view(), "started", 0.0)
 
     def tell(waited_s: float, **more: Any) -> list[str]:

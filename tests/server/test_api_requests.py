@@ -273,8 +273,9 @@ def test_a_list_of_stop_strings_may_be_as_long_as_editors_send_it(number: int, a
 
 
 def test_the_servers_end_says_nothing_of_where_it_waited_for_the_rest_of_a_request(
-    engine: ScriptedEngine, capfd: pytest.CaptureFixture[str]
+    engine: ScriptedEngine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(serving, "_GRACE_S", 0.2)
     with contextlib.ExitStack() as open_still, running(engine) as api:
         half = open_still.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=10))
         head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\nContent-Length: 500\r\n\r\n"
