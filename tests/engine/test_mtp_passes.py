@@ -113,14 +113,21 @@ def test_a_closed_model_lets_go_of_it_whoever_still_refers_to_it(parts: EnginePa
     assert mtp._final._rows is None
 
 
+@pytest.fixture(scope="module")
+def of_many_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mtp_model(
+        tmp_path_factory.mktemp("layers") / "m", "glm4_moe", dtype=torch.bfloat16, num_hidden_layers=40
+    )
+
+
 def test_it_drafts_unasked_where_experts_keep_their_slots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_many_layers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mtp_drafts, "PREFILL_CHUNK", 1)  # what 256 need is much beside so small experts
-    folder = mtp_model(tmp_path / "m", "glm4_moe", dtype=torch.bfloat16, num_hidden_layers=40)
+    folder = of_many_layers
+    plan = as_on_a_gpu(folder, monkeypatch, draft_length=0).plan
 
     def prepare(slots: int, **config: Any) -> PreparedModel:
-        plan = as_on_a_gpu(folder, monkeypatch, draft_length=0).plan
         budget = plan.total_bytes - plan.slot_bytes * (plan.num_slots - slots)
         return as_on_a_gpu(folder, monkeypatch, budget, **config)
 
@@ -144,10 +151,10 @@ def test_it_drafts_unasked_where_experts_keep_their_slots(
 
 
 def test_it_drafts_as_many_tokens_as_are_asked_for_where_there_is_room_for_it_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_many_layers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mtp_drafts, "PREFILL_CHUNK", 1)
-    folder = mtp_model(tmp_path / "m", "glm4_moe", dtype=torch.bfloat16, num_hidden_layers=40)
+    folder = of_many_layers
     roomy = as_on_a_gpu(folder, monkeypatch, draft_length=3)
     assert isinstance(roomy.draft_model, MtpShape) and roomy.plan.drafting
     plan = as_on_a_gpu(folder, monkeypatch, draft_length=0).plan
