@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ def reading(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def loaded(folder: Path, **config: Any) -> Engine:
     return Engine.load(str(folder), EngineConfig(device="cpu", **{"draft_length": 0, **config}))
+
+
+@pytest.fixture(scope="module")
+def used_engine(reading: Reading) -> Iterator[Engine]:
+    with loaded(reading[1]) as made:
+        yield made
+
+
+@pytest.fixture
+def engine(used_engine: Engine) -> Engine:
+    """One that has read other pictures and texts, which it has forgotten."""
+    used_engine.reset()
+    return used_engine
 
 
 def pictures_of(messages: list[Message]) -> list[bytes]:
@@ -104,44 +118,45 @@ def test_no_draft_changes_an_answer_about_pictures(reading: Reading, num_slots: 
             told.append(Message("assistant", drafted.text))
 
 
-def test_a_chat_goes_on_where_it_was_and_another_picture_is_another_text(reading: Reading) -> None:
-    with loaded(reading[1]) as engine:
-        told = [shown("which", (0, ONE))]
-        first = ask(engine, told, TOKENS)
-        told += [Message("assistant", first.text), shown("and", (0, WIDE))]
-        second = ask(engine, told, TOKENS)
-        assert is_right(reading, told, second)
-        if reading[0].config.model_type == "qwen3_vl_moe":  # the other's state goes back to no place
-            assert second.stats.reused_tokens >= len(first.prompt) - 1
-        swapped = [shown("which", (0, OTHER)), *told[1:]]
-        again = ask(engine, swapped, TOKENS)
-        assert again.stats.reused_tokens <= again.prompt.index(IMAGE_TOKEN_ID)
-        assert len(again.prompt) == len(second.prompt) and again.prompt == second.prompt
-        assert is_right(reading, swapped, again)
+def test_a_chat_goes_on_where_it_was_and_another_picture_is_another_text(
+    reading: Reading, engine: Engine
+) -> None:
+    told = [shown("which", (0, ONE))]
+    first = ask(engine, told, TOKENS)
+    told += [Message("assistant", first.text), shown("and", (0, WIDE))]
+    second = ask(engine, told, TOKENS)
+    assert is_right(reading, told, second)
+    if reading[0].config.model_type == "qwen3_vl_moe":  # the other's state goes back to no place
+        assert second.stats.reused_tokens >= len(first.prompt) - 1
+    swapped = [shown("which", (0, OTHER)), *told[1:]]
+    again = ask(engine, swapped, TOKENS)
+    assert again.stats.reused_tokens <= again.prompt.index(IMAGE_TOKEN_ID)
+    assert len(again.prompt) == len(second.prompt) and again.prompt == second.prompt
+    assert is_right(reading, swapped, again)
 
 
 def test_a_chat_that_was_left_comes_back_with_its_pictures(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
+    reading: Reading, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_cache, "LEAST_TOKENS", 8)
-    with loaded(reading[1]) as engine:
-        told = [shown("a long question about this one", (20, HIGH))]
-        first = ask(engine, told, TOKENS)
-        told += [Message("assistant", first.text), shown("so")]
-        ask(engine, [shown("something else, and no picture")], TOKENS)
-        back = ask(engine, told, TOKENS)
-        assert is_right(reading, told, back)
+    told = [shown("a long question about this one", (20, HIGH))]
+    first = ask(engine, told, TOKENS)
+    told += [Message("assistant", first.text), shown("so")]
+    ask(engine, [shown("something else, and no picture")], TOKENS)
+    back = ask(engine, told, TOKENS)
+    assert is_right(reading, told, back)
 
 
-def test_texts_without_pictures_are_answered_as_by_an_engine_that_saw_none(reading: Reading) -> None:
+def test_texts_without_pictures_are_answered_as_by_an_engine_that_saw_none(
+    reading: Reading, engine: Engine
+) -> None:
     plain = [shown("no picture here"), Message("assistant", "none"), shown("none at all")]
-    with loaded(reading[1]) as engine:
-        wanted = ask(engine, plain, TOKENS).tokens
-    with loaded(reading[1]) as engine:
-        ask(engine, [shown("look", (0, WIDE))], TOKENS)
-        assert ask(engine, plain, TOKENS).tokens == wanted
-        raw = GenerationRequest(prompt_token_ids=(20, IMAGE_TOKEN_ID, IMAGE_TOKEN_ID, 21), max_new_tokens=4)
-        assert len([token for event in engine.stream(raw) for token in event.token_ids]) == 4
+    with loaded(reading[1]) as other:
+        wanted = ask(other, plain, TOKENS).tokens
+    ask(engine, [shown("look", (0, WIDE))], TOKENS)
+    assert ask(engine, plain, TOKENS).tokens == wanted
+    raw = GenerationRequest(prompt_token_ids=(20, IMAGE_TOKEN_ID, IMAGE_TOKEN_ID, 21), max_new_tokens=4)
+    assert len([token for event in engine.stream(raw) for token in event.token_ids]) == 4
 
 
 def test_a_picture_is_read_once(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,9 +281,11 @@ def test_a_model_without_its_processors_settings_says_what_is_missing_or_damaged
         assert ask(engine, [shown("text")], 2).tokens
 
 
-def test_engines_say_whether_they_read_pictures(reading: Reading) -> None:
-    with loaded(reading[1]) as engine:
-        assert engine.info().reads_images and not engine.footprint.text_alone
+def test_engines_say_whether_they_read_pictures(engine: Engine) -> None:
+    assert engine.info().reads_images and not engine.footprint.text_alone
+
+
+def test_an_engine_that_reads_none_says_so() -> None:
     with Engine.load("demo", EngineConfig(draft_length=0)) as engine:
         assert not engine.info().reads_images
         with pytest.raises(ConfigError, match="reads no pictures"):
