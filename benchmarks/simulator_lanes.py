@@ -4,8 +4,9 @@ python benchmarks/simulator_lanes.py [--tokens 192] [--rules]
 
 Rows are those of docs/log.md ("experts that the CPU has a part in come into slots", "packed experts on a
 quiet machine", "slots between layers on a GPU", "experts that stay in MXFP4", "linear attention in whole
-steps", "experts in FP8" and "experts in NVFP4"): H100s and H200s, nothing drafted, on-demand, with the rates of those runs; of uniform routing without completing, or the mean where that made no
-difference. "popular" is synthetic_engine's. Prints tok/s and hit rates, measured and predicted, and by how
+steps", "experts in FP8" and "experts in NVFP4"): H100s and H200s, nothing drafted, on-demand, with the rates
+of those runs; of uniform routing without completing, or the mean where that made no difference.
+"popular" is synthetic_engine's. Prints tok/s and hit rates, measured and predicted, and by how
 much these differ; with --rules instead, what is predicted if experts that are split are never completed,
 always, and as the engine decides, with each kind of routing.
 """

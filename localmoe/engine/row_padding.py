@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from hashlib import sha256
@@ -85,7 +86,8 @@ def _what_decides(prepared: PreparedModel, matrices: Sequence[Tensor]) -> str:
     versions = torch.__version__, transformers.__version__, __version__
     switches = torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.get_num_threads()
     machine = cpu_name_and_flags(), gpu, versions, switches, environment
-    digest = sha256(prepared.skeleton.config.to_json_string(use_diff=False).encode())
+    config = {**prepared.skeleton.config.to_dict(), "_name_or_path": ""}  # wherever it lies
+    digest = sha256(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(repr((dtype, machine)).encode())
     for weight in (*prepared.skeleton.model.parameters(), *matrices):
         if weight.is_meta:  # the routed experts', which lie in the store

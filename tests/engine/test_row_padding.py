@@ -52,6 +52,9 @@ def test_a_model_that_is_loaded_again_is_not_measured_again(
     exactness(other, 8)
     assert len(measured) == 4 * once, "other weights of the same shapes"
     assert exactness(folder, 8) == first and len(measured) == 4 * once
+    moved = other.rename(tmp_path / "moved")
+    exactness(moved, 8)
+    assert len(measured) == 4 * once, "the same weights in another place"
     for nonsense in ([0, 80], [1, 2, 3], "16", {"a": 1}, [True, 1], [10**12, 80], [4, 10**12], [3, 80]):
         for name in row_padding.FILE.read():
             row_padding.FILE.keep(name, nonsense)

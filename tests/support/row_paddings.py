@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from localmoe.core.remembered import Remembered
 from localmoe.engine import row_padding
-from localmoe.engine.planning import PreparedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +22,9 @@ class RememberedAt(Remembered):
 
 def remember_row_paddings(home: Path) -> None:
     """From now on in this home: to measure them is half of a tiny model's load, and many tests load the same
-    one into a home of their own, from a folder of its own, which is a part of its config. Where several
-    processes keep some at once, what one of them has kept may be lost, and is measured again."""
-    what_decides = row_padding._what_decides
-
-    def wherever_it_lies(prepared: PreparedModel, matrices: list[Tensor]) -> str:
-        config = prepared.skeleton.config
-        folder, config.name_or_path = config.name_or_path, ""
-        try:
-            return what_decides(prepared, matrices)
-        finally:
-            config.name_or_path = folder
-
+    one into a home of their own. Where several processes keep some at once, what one of them has kept may be
+    lost, and is measured again."""
     row_padding.FILE = RememberedAt(*astuple(row_padding.FILE), home)
-    row_padding._what_decides = wherever_it_lies  # type: ignore[assignment]
 
 
 def forgotten_row_paddings() -> Remembered:
