@@ -3,8 +3,8 @@ the whole future. Decides nothing while an engine runs.
 
 Belady's rule (Belady 1966; with leave to let an expert pass without a slot): keep what is used again soonest.
 Experts are all of one size and a group's demands come at once, so this is exact: each pair of neighbouring
-uses of an expert is an interval that occupies one slot, and keeping the soonest ends keeps the most of them
-(Faigle and Nawijn 1995). Prefetching cannot beat it in bytes: an expert that was not kept has to be copied,
+uses of an expert, of which the second counts, is an interval that occupies one slot, and keeping the soonest
+ends keeps the most of them (Faigle and Nawijn 1995). Prefetching cannot beat it in bytes: an expert that was not kept has to be copied,
 whenever that happens.
 """
 
@@ -66,12 +66,11 @@ def optimal_hits(
 def _next_use(
     group: NDArray[np.intp], key: NDArray[np.intp], counted: NDArray[np.bool_], never: int
 ) -> NDArray[np.intp]:
-    """Group of the next counted use of the same key, or `never`. group ascends."""
+    """Group of the next use of the same key, or `never` if there is none, or it does not count: then it need
+    not be kept for that. group ascends."""
     order = np.lexsort((group, key))
-    # a key's uses lie in a range of numbers of their own, so that a running minimum from the end stays in it
-    base = key[order] * (never + 1)
-    value = base + np.where(counted[order], group[order], never)
-    least = np.append(np.minimum.accumulate(value[::-1])[::-1][1:], np.iinfo(np.intp).max)
-    following = np.empty_like(group)
-    following[order] = np.minimum(least - base, never)
+    sooner, later = order[:-1], order[1:]
+    worth = (key[sooner] == key[later]) & counted[later]
+    following = np.full_like(group, never)
+    following[sooner[worth]] = group[later[worth]]
     return following

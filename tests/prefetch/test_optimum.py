@@ -53,6 +53,17 @@ def test_no_way_of_keeping_experts_meets_more_demands(
     assert optimal_hits(demands, slots, whole_steps=whole_steps, counted=counted) == expected
 
 
+def test_what_is_asked_for_again_before_it_counts_need_not_be_kept_till_then() -> None:
+    rows = [[(0, 1), (1, 1), (1, 2)], [(1, 1)], [(0, 1)], [(0, 1), (1, 2)]]
+    demands = [np.zeros((LAYERS, EXPERTS), dtype=np.bool_) for _ in rows]
+    for demand, keys in zip(demands, rows, strict=True):
+        for key in keys:
+            demand[key] = True
+    counted = [False, True, False, True]
+    assert by_trial(demands, 2, whole_steps=False, counted=counted) == 3
+    assert optimal_hits(demands, 2, whole_steps=False, counted=counted) == 3
+
+
 @pytest.mark.parametrize(("slots", "whole", "by_layer"), [(1, 0, 0), (2, 2, 2), (3, 4, 4), (4, 6, 6)])
 def test_a_cyclic_sweep_that_defeats_lru(slots: int, whole: int, by_layer: int) -> None:
     """Experts 0, 1, 2 of one layer and one of another, in turn, three times: LRU with three slots never
