@@ -4,8 +4,8 @@ the whole future. Decides nothing while an engine runs.
 Belady's rule (Belady 1966; with leave to let an expert pass without a slot): keep what is used again soonest.
 Experts are all of one size and a group's demands come at once, so this is exact: each pair of neighbouring
 uses of an expert, of which the second counts, is an interval that occupies one slot, and keeping the soonest
-ends keeps the most of them (Faigle and Nawijn 1995). Prefetching cannot beat it in bytes: an expert that was not kept has to be copied,
-whenever that happens.
+ends keeps the most of them (Faigle and Nawijn 1995). Prefetching cannot beat it in bytes: an expert that was
+not kept has to be copied, whenever that happens.
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ from localmoe.prefetch.simulator_passes import PassMemory
 from localmoe.prefetch.simulator_types import Lane, Machine
 
 _PARTS = 20  # that an expert is split into
+# Neither lane takes just as long as expected, so one waits for the other: a layer whose experts both have a
+# part in takes so much longer than by the lanes' rates (the rows of benchmarks/simulator_lanes.py)
+_APART_S = 25e-6
 
 
 def divide(
@@ -75,14 +78,14 @@ class LaneMemory(PassMemory):
         order = in_turn(missing, tokens, self._rotation, machine.num_experts)
         counts = [int(tokens[e]) for e in order]
         busy_s = self._owed_s + len(self._copies) * machine.copy_s
-        shares = divide(counts, machine.copy_s, lane, busy_s)
+        shares = divide(counts, machine.copy_s, lane, busy_s + _APART_S)
         cpu_s = sum(share * lane.seconds(count) for share, count in zip(shares, counts, strict=True))
         cpu_s += lane.handover_s if cpu_s else 0.0
         link_s = sum(1.0 - share for share in shares) * machine.copy_s
         began = self.now
         if link_s:
             owed_s, self._owed_s = self._owed_s, 0.0
-            self._read_over_link(owed_s + link_s)
+            self._read_over_link(owed_s + link_s + (_APART_S if cpu_s else 0.0))
         self.advance(max(0.0, began + cpu_s - self.now))
         self.cpu_busy_s += cpu_s
         self.copies += link_s / machine.copy_s

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prefetch.test_simulator import EXPERTS, LAYERS, MACHINE, TOP_K, plain, story_of
 
+from localmoe.prefetch import simulator_lanes
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.registry import POLICIES
 from localmoe.prefetch.scheduler import Scheduler
@@ -60,8 +61,9 @@ def test_what_both_have_a_part_in_comes_into_slots_and_holds_the_link_up() -> No
     tokens[0, 1] = tokens[1, 4] = 1
     hits, late = memory.run_pass(tokens)
     assert not hits.any() and not late.any() and not memory.computed.any()
-    assert memory.now == pytest.approx(3 + 5 + 3 + 6 + 6)  # the pass ends with what it owes
-    assert memory.stall_s == pytest.approx(5 + 6) and memory.cpu_busy_s == pytest.approx(5 + 6)
+    apart_s = 2 * simulator_lanes._APART_S
+    assert memory.now == pytest.approx(3 + 5 + 3 + 6 + 6 + apart_s)  # the pass ends with what it owes
+    assert memory.stall_s == pytest.approx(5 + 6 + apart_s) and memory.cpu_busy_s == pytest.approx(5 + 6)
     assert memory.copies == pytest.approx(2)
     assert memory.residency()[0].nonzero()[0].tolist() == [1]
     assert memory.residency()[1].nonzero()[0].tolist() == [4]
