@@ -1,4 +1,5 @@
-"""The CPU lane with records in FP8: against float64, and every code, scale and column by itself."""
+"""The CPU lane with records in FP8 and NVFP4 against float64, and every code, scale and column of FP8 by
+itself."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ ONE = 0x38  # the code of 1
 
 
 @pytest.mark.slow(but=1)
+@pytest.mark.parametrize("form", [WeightForm.FP8, WeightForm.NVFP4], ids=["fp8", "nvfp4"])
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-6)], ids=["bfloat16", "float32"]
 )
@@ -27,13 +29,13 @@ ONE = 0x38  # the code of 1
     st.data(),
 )  # fmt: skip
 def test_every_job_equals_float64(
-    compute: torch.dtype, tolerance: float, hidden: int, inner: int, activation: Activation, biased: bool,
-    threads: int, data: st.DataObject,
+    compute: torch.dtype, tolerance: float, form: WeightForm, hidden: int, inner: int,
+    activation: Activation, biased: bool, threads: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     options = {"activation": activation, "biased": biased, "threads": threads}
     if compute == torch.float32:
         options |= {"compute": compute}
-    with rig(hidden, inner, form=WeightForm.FP8, **options) as made:
+    with rig(hidden, inner, form=form, **options) as made:
         check_jobs(made, data, 64, tolerance)
 
 
@@ -61,12 +63,20 @@ def check_codes(compute: torch.dtype) -> None:
         check_columns(made, wanted)
 
 
-def test_what_is_read_and_fetched_ahead_is_counted_in_bytes_of_fp8() -> None:
-    with rig(192, 128, form=WeightForm.FP8, threads=2) as made:
-        check_ahead_bytes(made, lambda weights: weights * 33 // 32)
+@pytest.mark.parametrize(
+    ("form", "sixteenths"),
+    [(WeightForm.FP8, 16.5), pytest.param(WeightForm.NVFP4, 9, marks=pytest.mark.slow)],
+    ids=["fp8", "nvfp4"],
+)
+def test_what_is_read_and_fetched_ahead_is_counted_in_bytes_of_the_form(
+    form: WeightForm, sixteenths: float
+) -> None:
+    with rig(192, 128, form=form, threads=2) as made:
+        check_ahead_bytes(made, lambda weights: int(weights * sixteenths / 16))
 
 
+@pytest.mark.parametrize("form", [WeightForm.FP8, WeightForm.NVFP4], ids=["fp8", "nvfp4"])
 @pytest.mark.parametrize("options", [{"activation": KINDS[4]}, {"transposed": True}], ids=str)
-def test_what_the_form_has_no_order_for_is_refused(options: dict[str, object]) -> None:
-    with pytest.raises(AssertionError), rig(64, 64, form=WeightForm.FP8, **options):
+def test_what_the_form_has_no_order_for_is_refused(form: WeightForm, options: dict[str, object]) -> None:
+    with pytest.raises(AssertionError), rig(64, 64, form=form, **options):
         pass

@@ -1,5 +1,5 @@
-"""Routed experts of records in FP8 give what their weights do in float64, wherever they are read from; what
-else holds of them is with test_bf12_experts."""
+"""Routed experts of records in FP8 or NVFP4 give what their weights do in float64, wherever they are read
+from; what else holds of them is with test_bf12_experts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from localmoe.kernels.gpu import fp8_weights
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.float8 import values
 
-FORM = WeightForm.FP8
 SIZES = [(128, 192), (256, 128)]  # two steps and several along each matrix, whole groups of scales and not
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=4)
+@pytest.mark.parametrize("form", [WeightForm.FP8, WeightForm.NVFP4], ids=["fp8", "nvfp4"])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(
     ("hidden", "inner"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.gpu) for size in LARGER)]
 )
-def test_outputs_are_those_in_float64(hidden: int, inner: int, gated: bool) -> None:
-    made = Both(hidden, inner, gated=gated, form=FORM)
+def test_outputs_are_those_in_float64(hidden: int, inner: int, gated: bool, form: WeightForm) -> None:
+    made = Both(hidden, inner, gated=gated, form=form)
     for tokens in (1, 37):
         wanted = made.reference(tokens)
         found = [made.run(made.codes, made.packed, tokens, landing) for landing in ([], [1, 2], [3])]
