@@ -206,6 +206,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_float8_model(tmp_path_factory.mktemp("fp8"), model, block=KEPT_BLOCK)
 
 
+@pytest.mark.slow  # in a plain run NVFP4 goes the same way, see test_nvfp4_models
 def test_answers_are_those_of_the_same_weights_in_16_bits(folders: tuple[Path, Path]) -> None:
     """In RAM, where weights are not rounded to 16 bits, in slots, and drafted for."""
     answers = []

@@ -16,7 +16,7 @@ from localmoe.quant.nvfp4 import unpack
 SCALE_OF_ONE = 0x38
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow  # code of its own is compiled; in a plain run test_nvfp4_models has some answers
 @pytest.mark.parametrize("compute", [torch.bfloat16, torch.float32])
 def test_every_code_scale_and_column_is_what_was_put(compute: torch.dtype) -> None:
     check_fours(compute)
