@@ -12,10 +12,9 @@ from localmoe.kernels.cpu.mxfp4_vectors import BY_BYTES
 from localmoe.kernels.cpu.processor import LANES
 from localmoe.kernels.cpu.strip_vectors import INTS, TOGETHER, WORDS
 from localmoe.kernels.cpu.vector_loops import I8, I32, VECTOR, load_at
+from localmoe.kernels.fp8_tiles import UP
 
 _PAIR = 2  # code words that have a scale together
-_NORMAL, _LEAST = 120 << 23, 121 << 23  # exponents' bits between those of a scale and of a float32
-_BELOW = 2.0**-6  # what `_LEAST` adds to scales without an exponent
 
 
 def _ints(number: int) -> Any:
@@ -43,10 +42,7 @@ def _spread(builder: Any, loaded: Any, groups: list[int]) -> Any:
     ]
     zeros = ir.Constant(loaded.type, [0] * size)
     spread = b.shuffle_vector(loaded, zeros, ir.Constant(ir.VectorType(I32, 4 * LANES), chosen))
-    code = b.bitcast(spread, INTS)
-    bits = b.shl(code, _ints(20))
-    # without an exponent of its own a scale would be a subnormal number, which products are slow with
-    normal = b.bitcast(b.add(bits, _ints(_NORMAL)), VECTOR)
-    below = ir.Constant(VECTOR, [_BELOW] * LANES)
-    least = b.fsub(b.bitcast(b.add(bits, _ints(_LEAST)), VECTOR), below)
-    return b.select(b.icmp_unsigned("<", code, _ints(8)), least, normal)
+    bits = b.shl(b.bitcast(spread, INTS), _ints(20))
+    # scales without an exponent are subnormal numbers here, which some processors are slow with, but rare:
+    # such columns are next to nothing beside others of their tensor
+    return b.fmul(b.bitcast(bits, VECTOR), ir.Constant(VECTOR, [UP] * LANES))
