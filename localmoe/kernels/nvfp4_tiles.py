@@ -7,6 +7,7 @@ Letters: R rows (output features), C columns (input features).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +73,7 @@ class Nvfp4Matrix:
 
     def put(self, first_row: int, codes: Tensor, scales: Tensor, factor: float) -> bool:
         """Write rows from `first_row`, a multiple of 16, on; in RAM. False: scales are no numbers, or less
-        than zero, which kernels do not tell.
+        than zero, or the factor is not finite, which kernels do not tell.
 
         Args:
             codes: uint8 (N, C / 2), N a multiple of 16; two columns a byte, the first in its lower bits.
@@ -81,7 +82,7 @@ class Nvfp4Matrix:
         strips = slice(first_row // TILE_ROWS, (first_row + len(codes)) // TILE_ROWS)
         put_tiles(codes, scales, self.codes[strips], self.scales[strips])
         self.factors[strips].fill_(factor)
-        return int(scales.amax()) < _NONE
+        return int(scales.amax()) < _NONE and math.isfinite(factor)
 
     def take(self) -> tuple[Tensor, Tensor, Tensor]:
         """uint8 (R, C / 2) codes and (R, C / 16) scales, as `put` takes them, and float32 (R,) factors."""

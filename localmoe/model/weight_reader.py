@@ -145,8 +145,8 @@ class WeightReader:
         scales = torch.empty(2 * len(out) // columns, header.scales.grid[1], dtype=torch.uint8)
         self._read(header.scales.header, first_element // columns * header.scales.grid[1], scales)
         factors = self._factors_of(header.scales)
-        factor = float(factors[first_element // (rows * columns) % len(factors)])
-        return scales, 1.0 / factor if header.scales.divides and factor else factor
+        factor = factors[first_element // (rows * columns) % len(factors)]
+        return scales, float(1 / factor if header.scales.divides else factor)
 
     def _factors_of(self, scales: BlockScales) -> Tensor:
         """float32 (1,) or (M,): of the tensor or of each matrix, as it is stored."""

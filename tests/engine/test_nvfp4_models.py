@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.engines import ask
 from support.nvfp4_models import By, write_nvfp4_model
 from support.tiny_models import CONTEXT, tiny_model
-from test_fp8_models import check_same
+from test_fp8_models import check_same, loaded
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import CheckpointError
@@ -24,6 +24,7 @@ from localmoe.engine.settings import ComputeSettings
 from localmoe.engine.sources import CheckpointSource
 from localmoe.hardware.facts import Hardware
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model import loader
 from localmoe.model.draft_model import DraftModel, DraftModelShape
@@ -142,6 +143,18 @@ def test_scales_that_are_no_numbers_are_not_kept_as_such(
             assert not engine.footprint.keeps_nvfp4
         assert ("do not stay in NVFP4" in caplog.text) == told
         assert ("scales that are no numbers" in caplog.text) == told
+
+
+@pytest.mark.parametrize("divisor", [0.0, 1e-42])
+def test_what_is_divided_by_next_to_nothing_is_not_kept_as_zeros(tmp_path: Path, divisor: float) -> None:
+    model = tiny_model("mixtral", dtype=torch.bfloat16)
+    four, _ = write_nvfp4_model(tmp_path, model, published="compressed-tensors")
+    tensors = load_file(four / "model.safetensors")
+    name = next(name for name in tensors if "experts" in name and name.endswith("weight_global_scale"))
+    tensors[name].fill_(divisor)
+    save_file(tensors, four / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnpackableError, match="scales that are no numbers"):
+        loaded(four, WeightForm.NVFP4)
 
 
 @pytest.mark.parametrize("end", ["weight_scale", "weight_scale_2"])
