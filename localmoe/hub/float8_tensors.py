@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from localmoe.core.errors import CheckpointError
-from localmoe.hub.nvfp4_tensors import are_plain_floats, is_nvfp4, weight_groups
+from localmoe.hub.nvfp4_tensors import MODELOPT, are_plain_floats, is_nvfp4, weight_groups
 from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
 
 DTYPE = "F8_E4M3"
@@ -20,7 +20,7 @@ _BESIDE = ("scale", "qscale_weight")  # in the place of "weight", of DeepSeek V4
 # of inputs and of the KV cache, of no use where these have 16 bits
 _OF_INPUTS = ("input_scale", "activation_scale", "input_global_scale", "k_proj.k_scale", "v_proj.v_scale")
 _SCALE_DTYPES = ("F32", "BF16", "F16", *POWERS)
-_USUAL_BLOCK = (128, 128)  # which transformers takes where "fp8" says nothing
+_USUAL_BLOCK = (128, 128)  # which transformers takes where "fp8" says nothing, and "modelopt" has
 
 
 def is_float8(config: Mapping[str, Any]) -> bool:
@@ -86,6 +86,8 @@ def _block(values: Mapping[str, Any]) -> tuple[int, int]:
     usual = _USUAL_BLOCK if values.get("quant_method") == "fp8" else None
     named = [values.get("weight_block_size", usual)]
     for group in weight_groups(values):
+        if group.get("num_bits") != 8:  # NVFP4 has groups of its own
+            continue
         block = group.get("block_structure")
         if isinstance(block, str) and re.fullmatch(r"\d{1,9}x\d{1,9}", block):  # of older versions
             block = [int(side) for side in block.split("x")]
@@ -95,7 +97,7 @@ def _block(values: Mapping[str, Any]) -> tuple[int, int]:
             rows, columns = block
             if type(rows) is int and type(columns) is int and min(rows, columns) > 0:
                 return rows, columns
-    return 1, 1
+    return _USUAL_BLOCK if values.get("quant_method") in MODELOPT else (1, 1)
 
 
 def _fitting(header: TensorHeader, scales: TensorHeader, block: tuple[int, int]) -> BlockScales:
@@ -103,6 +105,8 @@ def _fitting(header: TensorHeader, scales: TensorHeader, block: tuple[int, int])
     shape, has = header.shape, scales.shape
     if len(shape) >= 2 and scales.dtype in _SCALE_DTYPES:
         matrices = shape[:-2]
+        if len(has) == len(shape) + 2 and has[-3] == has[-1] == 1:  # of a block's rows and columns
+            has = (*has[:-3], has[-2])
         if len(has) == len(shape) - 1 and has == shape[:-1]:
             has = (*has, 1)
         if has == matrices or (has == (1,) and not matrices):

@@ -17,7 +17,7 @@ DTYPE = "F4"  # the format's name for such floats, which lie in bytes as publish
 GROUP = 16  # columns that share a scale
 _FOURS = ("NVFP4", "W4A16_NVFP4")
 _EIGHTS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN")
-_MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
+MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 _OTHER_ORDERS = ("group", "dynamic", True)  # of columns, by which their groups' scales are found
 _PACKED = "weight_packed"  # of compressed-tensors, where others have "weight"
 _FACTORS = (("_scale_2", False), ("_global_scale", True))  # behind a weight's name; whether it divides
@@ -30,7 +30,7 @@ def is_nvfp4(config: Mapping[str, Any]) -> bool:
     if not isinstance(values, Mapping):
         return False
     method, algorithm = values.get("quant_method"), values.get("quant_algo")
-    if method in _MODELOPT and algorithm:
+    if method in MODELOPT and algorithm:
         layers = values.get("quantized_layers")
         if algorithm == "MIXED_PRECISION" and isinstance(layers, Mapping):
             each = [layer if isinstance(layer, Mapping) else {} for layer in layers.values()]
@@ -39,7 +39,7 @@ def is_nvfp4(config: Mapping[str, Any]) -> bool:
             return bool(found & {*_FOURS}) and found <= {*_FOURS, *_EIGHTS} and sizes == {GROUP}
         if algorithm != "MIXED_PRECISION":
             return algorithm in _FOURS and values.get("group_size", GROUP) == GROUP
-    elif method != "compressed-tensors" and method not in _MODELOPT:
+    elif method != "compressed-tensors" and method not in MODELOPT:
         return False
     if values.get("transform_config"):  # of rotated weights
         return False

@@ -115,6 +115,21 @@ def test_blocks_as_configs_say_them(
     assert scaled is not None and (scaled.rows, scaled.columns) == wanted
 
 
+@pytest.mark.parametrize("scales", [(3, 2), (3, 1, 2, 1), (300, 1), ()])
+@pytest.mark.parametrize("method", ["compressed-tensors", "modelopt"])
+def test_blocks_beside_weights_of_four_bits(tmp_path: Path, method: str, scales: tuple[int, ...]) -> None:
+    """Whose groups are no blocks of others'. "modelopt" has blocks without saying so."""
+    fours = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}
+    said = {} if method == "modelopt" else {"block_structure": [128, 128]}
+    eights = {"weights": {"num_bits": 8, "type": "float", **said}}
+    config = {"quant_method": method, "config_groups": {"group_0": fours, "group_1": eights}}
+    found = headers(tmp_path, {"a.weight": (300, 200), "a.weight_scale": scales})
+    scaled = with_scales(found, {"quantization_config": config})["a.weight"].scales
+    assert scaled is not None
+    wanted = {(): (300, 200), (300, 1): (1, 200)}.get(scales, (128, 128))
+    assert (scaled.rows, scaled.columns) == wanted
+
+
 @pytest.mark.parametrize(
     ("name", "scales"),
     [
