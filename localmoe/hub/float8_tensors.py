@@ -10,7 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from localmoe.core.errors import CheckpointError
-from localmoe.hub.nvfp4_tensors import MODELOPT, are_plain_floats, is_nvfp4, weight_groups
+from localmoe.hub.nvfp4_tensors import (
+    EIGHTS,
+    MODELOPT,
+    are_plain_floats,
+    is_nvfp4,
+    modelopt_layers,
+    weight_groups,
+)
 from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
 
 DTYPE = "F8_E4M3"
@@ -33,9 +40,11 @@ def is_float8(config: Mapping[str, Any]) -> bool:
     if method in ("fp8", "fbgemm_fp8"):
         experts = values.get("expert_dtype", config.get("expert_dtype"))  # four bits are DeepSeek V4's
         return "e4m3" in str(values.get("fmt") or "e4m3") and experts in (None, "fp8")
-    if method == "modelopt":
-        return values.get("quant_algo") == "FP8"
-    if method != "compressed-tensors" or values.get("transform_config"):  # of rotated weights
+    if method in MODELOPT and (layers := modelopt_layers(values)):
+        return all(layer.get("quant_algo") in EIGHTS for layer in layers)
+    if method != "compressed-tensors" and method not in MODELOPT:
+        return False
+    if values.get("transform_config"):  # of rotated weights
         return False
     groups = weight_groups(values)
     return bool(groups) and all(group.get("num_bits") == 8 and are_plain_floats(group) for group in groups)

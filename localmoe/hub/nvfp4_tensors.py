@@ -16,7 +16,7 @@ from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
 DTYPE = "F4"  # the format's name for such floats, which lie in bytes as published
 GROUP = 16  # columns that share a scale
 _FOURS = ("NVFP4", "W4A16_NVFP4")
-_EIGHTS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN")
+EIGHTS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 _OTHER_ORDERS = ("group", "dynamic", True)  # of columns, by which their groups' scales are found
 _PACKED = "weight_packed"  # of compressed-tensors, where others have "weight"
@@ -29,17 +29,12 @@ def is_nvfp4(config: Mapping[str, Any]) -> bool:
     values = config.get("quantization_config")
     if not isinstance(values, Mapping):
         return False
-    method, algorithm = values.get("quant_method"), values.get("quant_algo")
-    if method in MODELOPT and algorithm:
-        layers = values.get("quantized_layers")
-        if algorithm == "MIXED_PRECISION" and isinstance(layers, Mapping):
-            each = [layer if isinstance(layer, Mapping) else {} for layer in layers.values()]
-            found = {layer.get("quant_algo") for layer in each}
-            sizes = {layer.get("group_size", GROUP) for layer in each if layer.get("quant_algo") in _FOURS}
-            return bool(found & {*_FOURS}) and found <= {*_FOURS, *_EIGHTS} and sizes == {GROUP}
-        if algorithm != "MIXED_PRECISION":
-            return algorithm in _FOURS and values.get("group_size", GROUP) == GROUP
-    elif method != "compressed-tensors" and method not in MODELOPT:
+    method = values.get("quant_method")
+    if method in MODELOPT and (layers := modelopt_layers(values)):
+        fours = [layer for layer in layers if layer.get("quant_algo") in _FOURS]
+        known = all(layer.get("quant_algo") in (*_FOURS, *EIGHTS) for layer in layers)
+        return bool(fours) and known and all(layer.get("group_size", GROUP) == GROUP for layer in fours)
+    if method != "compressed-tensors" and method not in MODELOPT:
         return False
     if values.get("transform_config"):  # of rotated weights
         return False
@@ -47,6 +42,16 @@ def is_nvfp4(config: Mapping[str, Any]) -> bool:
     fours = [group for group in groups if group.get("num_bits") == 4]
     floats = all(are_plain_floats(group) and group.get("num_bits") in (4, 8) for group in groups)
     return bool(fours) and floats and all(group.get("group_size") == GROUP for group in fours)
+
+
+def modelopt_layers(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What "modelopt" says of all weights, or in mixed precision of those of each layer; nothing where
+    groups say it."""
+    if values.get("quant_algo") != "MIXED_PRECISION":
+        return [values] if values.get("quant_algo") else []
+    layers = values.get("quantized_layers")
+    entries = layers.values() if isinstance(layers, Mapping) else ()
+    return [entry if isinstance(entry, Mapping) else {} for entry in entries]
 
 
 def weight_groups(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -19,6 +19,7 @@ GROUP: dict[str, Any] = {
     "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
 }
 COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}}
+MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
 FOUR_BITS = {"weights": {"num_bits": 4, "type": "int"}}
 
 
@@ -44,6 +45,11 @@ def headers(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tenso
         (FP8, True), (COMPRESSED, True), ({"quant_method": "fp8"}, True), ({**FP8, "fmt": "e5m2"}, False),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, True), ({"quant_method": "fbgemm_fp8"}, True),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, False), ({"quant_method": "modelopt"}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, True),
+        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "FP8_PB_WO"}}}, True),
+        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4"}}}, False),
+        ({**MIXED, "quantized_layers": {"a": {"quant_algo": ["FP8"]}}}, False), (MIXED, False),
+        ({**MIXED, "config_groups": {"a": GROUP}}, True),
         ({**FP8, "expert_dtype": "fp8"}, True), ({**FP8, "expert_dtype": "fp4"}, False),
         ({"quant_method": "mxfp4"}, False), ({"quant_method": "compressed-tensors"}, False), ("fp8", False),
         ({**COMPRESSED, "config_groups": {"a": GROUP, "b": FOUR_BITS}}, False), (None, False),

@@ -36,6 +36,8 @@ def grouped(**changed: Any) -> dict[str, Any]:
         ({**MIXED, "quantized_layers": {"b": EIGHT}}, False),
         ({**MIXED, "quantized_layers": {"a": FOUR, "b": {"quant_algo": "W4A16_AWQ"}}}, False),
         ({**MIXED, "quantized_layers": {"a": {**FOUR, "group_size": 32}}}, False),
+        ({**MIXED, "quantized_layers": {"a": FOUR, "b": {"quant_algo": ["FP8"]}}}, False),
+        ({**MIXED, "quantized_layers": {"a": {**FOUR, "group_size": [16]}}}, False),
         ({**MIXED, "quantized_layers": {"a": None}}, False), ({**MIXED, "quantized_layers": [1]}, False),
         ({**MIXED, "config_groups": {"a": GROUP, "b": EIGHTS}}, True),
         ({"quant_method": "modelopt", "config_groups": {"a": GROUP}}, True),
