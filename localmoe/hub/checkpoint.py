@@ -53,7 +53,7 @@ class Checkpoint:
 
         Raises:
             ModelNotFoundError: the folder is missing, empty or no model.
-            UnsupportedModelError: the weights are not safetensors.
+            UnsupportedModelError: the weights are not safetensors, or in NVFP4 and transposed.
             CheckpointError: a file is missing, damaged or truncated, or another revision was put in place
                 meanwhile.
         """

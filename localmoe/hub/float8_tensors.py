@@ -22,7 +22,8 @@ from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
 
 DTYPE = "F8_E4M3"
 POWERS = ("F8_E8M0", "U8")  # of scales that are powers of two: the latter are the same bits
-_SUFFIXES = ("_scale_inv", "_scale")  # behind the name of what is scaled; all are multiplied with
+# behind the name of what is scaled, the last one of fused experts; all are multiplied with
+_SUFFIXES = ("_scale_inv", "_scale", "_weight_scale")
 _BESIDE = ("scale", "qscale_weight")  # in the place of "weight", of DeepSeek V4 and Mistral Large 4
 # of inputs and of the KV cache, of no use where these have 16 bits
 _OF_INPUTS = ("input_scale", "activation_scale", "input_global_scale", "k_proj.k_scale", "v_proj.v_scale")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from localmoe.core.errors import CheckpointError
+from localmoe.core.errors import CheckpointError, UnsupportedModelError
 from localmoe.hub.safetensors_header import BlockScales, TensorHeader, shown
 
 DTYPE = "F4"  # the format's name for such floats, which lie in bytes as published
@@ -19,7 +19,7 @@ _FOURS = ("NVFP4", "W4A16_NVFP4")
 EIGHTS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 _OTHER_ORDERS = ("group", "dynamic", True)  # of columns, by which their groups' scales are found
-_PACKED = "weight_packed"  # of compressed-tensors, where others have "weight"
+_PACKED = "_packed"  # behind a weight's name, of compressed-tensors
 _FACTORS = (("_scale_2", False), ("_global_scale", True))  # behind a weight's name; whether it divides
 
 
@@ -74,16 +74,19 @@ def with_fours(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -
 
     Raises:
         CheckpointError: scales do not fit what they are of, or are missing.
+        UnsupportedModelError: matrices are transposed.
     """
     if not is_nvfp4(config):
         return dict(tensors)
     found, used = dict(tensors), set()
     for name, header in tensors.items():
-        if header.dtype != "U8" or not name.endswith(("weight", _PACKED)):
+        fused = f"{name}_weight"  # of all experts, whose tensor is called as the model calls it
+        base = fused if f"{fused}_scale" in tensors else name.removesuffix(_PACKED)
+        if header.dtype != "U8" or not base.endswith("weight"):
             continue
-        weight = name.removesuffix("_packed")
-        scales = tensors.get(f"{weight}_scale")
-        factors = [(tensors.get(weight + end), divides) for end, divides in _FACTORS]
+        weight = name if base == fused else base
+        scales = tensors.get(f"{base}_scale")
+        factors = [(tensors.get(base + end), divides) for end, divides in _FACTORS]
         factor, divides = next((pair for pair in factors if pair[0] is not None), (None, False))
         if scales is None or factor is None:
             raise CheckpointError(
@@ -102,6 +105,11 @@ def _unpacked(
     """As weights."""
     *matrices, rows, half = (0, 0, *header.shape)[-max(2, len(header.shape)) :]
     shape, groups = (*matrices, rows, 2 * half), 2 * half // GROUP
+    if matrices and scales.shape == (*matrices, rows // 8, half):  # as transposed modules have them
+        raise UnsupportedModelError(
+            f"Tensor {shown(header.name)} in {header.file.name} has pairs of weights of one column, and "
+            "localmoe reads pairs of one row: choose another version of the model."
+        )
     fits = scales.dtype == "F8_E4M3" and scales.shape == (*matrices, rows, groups) and groups * 8 == half
     if not fits or factor.dtype != "F32" or math.prod(factor.shape) not in (1, math.prod(matrices)):
         raise CheckpointError(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.engines import ask
-from support.nvfp4_models import By, write_nvfp4_model
+from support.nvfp4_models import By, from_nvfp4, to_nvfp4, write_nvfp4_model
 from support.tiny_models import CONTEXT, tiny_model
 from test_fp8_models import check_same, loaded
 
@@ -75,6 +75,30 @@ def test_records_keep_the_codes(
     footprint = local_facts(str(four)).footprint
     assert footprint.in_codes().expert_bytes == footprint.nvfp4_expert_bytes == layout.nvfp4_bytes
     assert local_facts(str(sixteen)).footprint.nvfp4_expert_bytes == 0
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_experts_in_one_tensor_keep_the_codes(tmp_path: Path, each: bool) -> None:
+    """With a scale for all of them, or one for each."""
+    model = tiny_model("qwen3_moe", dtype=torch.bfloat16)
+    four, sixteen = write_nvfp4_model(tmp_path, model)
+    fours, sixteens = (load_file(folder / "model.safetensors") for folder in (four, sixteen))
+    for tensors in (fours, sixteens):
+        for name in [name for name in tensors if ".experts." in name]:
+            del tensors[name]
+    for name, weights in model.named_parameters():
+        if ".experts." in name:
+            codes, scales, factor = to_nvfp4(weights.detach())
+            factors = factor * torch.arange(1.0, len(codes) + 1) if each else torch.tensor([factor])
+            parts = {"": codes, "_weight_scale": scales, "_weight_scale_2": factors}
+            fours |= {f"{name}{end}": part for end, part in parts.items()}
+            numbers = from_nvfp4(codes, torch.ones_like(scales, dtype=torch.float32), 1.0).float()
+            by_group = scales.float() * factors[:, None, None]
+            sixteens[name] = (numbers * by_group.repeat_interleave(16, -1)).to(torch.bfloat16)
+    save_file(fours, four / "model.safetensors", {"format": "pt"})
+    save_file(sixteens, sixteen / "model.safetensors", {"format": "pt"})
+    check_same(four, sixteen)
+    check_same(four, sixteen, WeightForm.NVFP4)
 
 
 @pytest.fixture(scope="module")

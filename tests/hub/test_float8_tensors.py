@@ -140,6 +140,7 @@ def test_blocks_beside_weights_of_four_bits(tmp_path: Path, method: str, scales:
     ("name", "scales"),
     [
         ("experts.up_proj", "experts.up_proj_scale"), ("a.weight", "a.weight_scale"),
+        ("experts.up_proj", "experts.up_proj_weight_scale"),
         ("a.weight", "a.scale"), ("a.weight", "a.qscale_weight"),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from localmoe.core.errors import CheckpointError
+from localmoe.core.errors import CheckpointError, UnsupportedModelError
 from localmoe.hub.nvfp4_tensors import is_nvfp4, with_fours
 from localmoe.hub.safetensors_header import TensorHeader, read_file_header
 
@@ -91,6 +91,16 @@ def test_names_of_compressed_tensors(tmp_path: Path) -> None:
     weight = kept["a.weight"]
     assert weight.name == "a.weight" and weight.scales is not None and weight.scales.divides
     assert kept.keys() == {"a.weight", "b.bias", "counts"}
+
+
+def test_fused_experts_whose_pairs_are_of_a_column_are_refused(tmp_path: Path) -> None:
+    tensors = {
+        "experts.down_proj": torch.zeros(2, 32, 48, dtype=torch.uint8),
+        "experts.down_proj_weight_scale": torch.zeros(2, 4, 48, dtype=torch.float8_e4m3fn),
+        "experts.down_proj_weight_scale_2": torch.zeros(()),
+    }
+    with pytest.raises(UnsupportedModelError, match=r"of one column.*choose another version"):
+        with_fours(headers(tmp_path, tensors), {"quantization_config": MODELOPT})
 
 
 @pytest.mark.parametrize(
