@@ -168,7 +168,7 @@ def _is_read(form: str, tags: set[str], config: Mapping[str, Any], method: objec
         return True
     if not config.get("quantization_config"):
         return form in tags
-    return method == form == "mxfp4" or (form in tags and method in _READ[form])
+    return isinstance(method, str) and (method == form == "mxfp4" or (form in tags and method in _READ[form]))
 
 
 def find_repo(text: str) -> tuple[str, str | None] | None:

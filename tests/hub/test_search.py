@@ -58,6 +58,8 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     repo(hub, "a/chat-nvfp4", eight % b"compressed-tensors", ("compressed-tensors", "8-bit"))
     repo(hub, "a/chat-in-fours", eight % b"modelopt", ("NVFP4", "ModelOpt", "fp8", "8-bit"))
     repo(hub, "a/chat-named-fp8", eight % b"modelopt", ("ModelOpt",))
+    listed = b'{"model_type": "qwen3_moe", "quantization_config": {"quant_method": ["modelopt"]}}'
+    repo(hub, "a/chat-nvfp4-listed", listed)
     code = b'{"AutoModelForCausalLM": "modeling_phimoe.PhiMoEForCausalLM"}'
     named = b'{"model_type": "phimoe", "auto_map": %s}' % code
     repo(hub, "a/chat-older-than-transformers", named, ("custom_code",))
@@ -77,7 +79,7 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
         "a/llama-chat": "no Mixture of Experts", "a/chat-gptq": "quantised (gptq)", "a/chat-awq": "awq",
         "a/chat-custom": "code of its own", "a/chat-pickle": "no safetensors", "a/chat-odd": "does not know",
         "a/chat-oss-mlx": "(mlx)", "a/chat-8-bit": "(8-bit)", "a/chat-list": "(mxfp4)",
-        "a/chat-fp8-awq": "(awq)",
+        "a/chat-fp8-awq": "(awq)", "a/chat-nvfp4-listed": "(nvfp4)",
         "a/chat-compressed": "(compressed-tensors)", "a/chat-fp8-and-mlx": "(mlx)",
     }  # fmt: skip
     assert reasons.keys() == words.keys()
