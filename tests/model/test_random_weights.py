@@ -17,10 +17,12 @@ from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ExpertKey, Progress
 from localmoe.engine.random_source import RandomSource
 from localmoe.experts.host_store import HostStore
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.random_weights import SPREAD, random_draft
-from localmoe.model.skeleton import Skeleton
+from localmoe.model.skeleton import Skeleton, with_records
 
 CPU = torch.device("cpu")
+_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 
 def filled(
@@ -97,6 +99,14 @@ def test_every_expert_is_filled_and_differs_from_the_others(architecture: str) -
             seen.append(record)
     for i, record in enumerate(seen):
         assert all(not torch.equal(record, other) for other in seen[:i])
+
+
+def test_experts_in_nvfp4_have_the_spread_of_others() -> None:
+    source = RandomSource(tiny_shape("qwen3_moe", quantization_config=_NVFP4), SyntheticSettings())
+    skeleton = with_records(source.skeleton(torch.bfloat16), WeightForm.NVFP4)
+    store = source.load_weights(skeleton, CPU, progress=None, cancel=None)
+    for weights in store.weights(ExpertKey(1, 3)):
+        assert float(weights.float().std()) == pytest.approx(SPREAD, rel=0.02)
 
 
 def test_a_seed_means_the_same_weights_and_another_seed_others() -> None:
