@@ -35,6 +35,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 _EIGHT_BITS: Mapping[str, torch.dtype] = MappingProxyType(  # that scales may have
     {"F8_E4M3": torch.float8_e4m3fn, **dict.fromkeys(POWERS, torch.float8_e8m0fnu)}
 )
+_SHORT_FLOATS = ("F8", "F6", "F4")  # that names of dtypes begin with
 _DECODED = 1 << 20  # weights of eight or four bits at once: they stay in a core's cache
 
 
@@ -46,6 +47,11 @@ def stored_dtype(header: TensorHeader) -> torch.dtype:
     """
     if header.scales is not None:
         return torch.bfloat16
+    if header.dtype.startswith(_SHORT_FLOATS):
+        raise CheckpointError(
+            f"Tensor {header.name} in {header.file.name} has floats of few bits ({header.dtype}), and "
+            "config.json does not say, or not in a way that is known, what scales them: use the original."
+        )
     if header.dtype not in DTYPES:
         raise CheckpointError(
             f"Tensor {header.name} has dtype {header.dtype}: localmoe needs 16- or 32-bit weights."

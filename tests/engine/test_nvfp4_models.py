@@ -3,6 +3,7 @@ the same answers."""
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -179,6 +180,16 @@ def test_what_is_divided_by_next_to_nothing_is_not_kept_as_zeros(tmp_path: Path,
     save_file(tensors, four / "model.safetensors", {"format": "pt"})
     with pytest.raises(UnpackableError, match="scales that are no numbers"):
         loaded(four, WeightForm.NVFP4)
+
+
+def test_a_config_that_does_not_tell_scales_is_said_so(tmp_path: Path) -> None:
+    """As where hf_quant_config.json alone tells them."""
+    four, _ = write_nvfp4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16))
+    config = json.loads((four / "config.json").read_text())
+    del config["quantization_config"]
+    (four / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"few bits \(F8_E4M3\), and config.json does not say"):
+        Engine.load(str(four), CONFIG)
 
 
 @pytest.mark.parametrize("end", ["weight_scale", "weight_scale_2"])
