@@ -120,15 +120,17 @@ class WeightReader:
             self._read(header, first_element * out.element_size(), out)
             return
         rows, columns = header.shape[-2:]
-        scales, block = self._scales_of(header.scales), (header.scales.rows, header.scales.columns)
-        flat = out.view(-1)
+        block, flat = (header.scales.rows, header.scales.columns), out.view(-1)
         for start in range(0, len(flat), _DECODED):
-            part = flat[start : start + _DECODED]
+            part, first = flat[start : start + _DECODED], first_element + start
             codes = torch.empty(file_bytes(header, len(part)), dtype=torch.uint8)
-            self._read(header, file_bytes(header, first_element + start), codes)
+            self._read(header, file_bytes(header, first), codes)
             if is_four_bits(header):
-                codes = unpack(codes)
-            decode_into(codes, scales, first_element + start, columns, rows, block, part)
+                line, inside = divmod(first, columns)
+                scales = self._scales_of_rows(header, line, -(-(inside + len(part)) // columns))
+                decode_into(unpack(codes), scales, inside, columns, scales.shape[1], block, part)
+            else:
+                decode_into(codes, self._scales_of(header.scales), first, columns, rows, block, part)
 
     def read_codes(self, header: TensorHeader, first_element: int, out: Tensor) -> Tensor:
         """Fill uint8 (n,) with the codes of whole rows; float32 (n / C, G), the scales of each row's 128
@@ -154,6 +156,17 @@ class WeightReader:
         factor = factors[first_element // (rows * columns) % len(factors)]
         return scales, float(1 / factor if header.scales.divides else factor)
 
+    def _scales_of_rows(self, header: TensorHeader, first: int, count: int) -> Tensor:
+        """float32 (1, N, G) of N rows of four-bit weights, counted through all matrices; those of all experts
+        together would take half of what codes do."""
+        assert header.scales is not None, "of four-bit weights"
+        stored = torch.empty(count, header.scales.grid[1], dtype=torch.uint8)
+        self._read(header.scales.header, first * header.scales.grid[1], stored)
+        factors = self._factors_of(header.scales)
+        matrices = torch.arange(first, first + count) // header.shape[-2]
+        each, found = factors[matrices % len(factors), None], stored.view(torch.float8_e4m3fn).float()
+        return (found / each if header.scales.divides else found * each)[None]
+
     def _factors_of(self, scales: BlockScales) -> Tensor:
         """float32 (1,) or (M,): of the tensor or of each matrix, as it is stored."""
         assert scales.factor is not None, "of four-bit weights"
@@ -162,18 +175,14 @@ class WeightReader:
         return stored
 
     def _scales_of(self, scales: BlockScales) -> Tensor:
-        """float32 (M, R, C) of M matrices."""
+        """float32 (M, R, C) of M matrices of eight-bit weights."""
         if self._scales is None or self._scales[0] != scales:
             eight = _EIGHT_BITS.get(scales.header.dtype)
             dtype = torch.uint8 if eight is not None else stored_dtype(scales.header)
             stored = torch.empty(scales.header.shape, dtype=dtype)
             self._read(scales.header, 0, stored)
             by_matrix = (stored if eight is None else stored.view(eight)).float()
-            by_matrix = by_matrix.view(-1, *scales.grid)
-            if scales.factor is not None:
-                factors = self._factors_of(scales)[:, None, None]
-                by_matrix = by_matrix / factors if scales.divides else by_matrix * factors
-            self._scales = scales, by_matrix.contiguous()
+            self._scales = scales, by_matrix.view(-1, *scales.grid).contiguous()
         return self._scales[1]
 
     def _read(self, header: TensorHeader, first_byte: int, out: Tensor) -> None:

@@ -25,12 +25,15 @@ from localmoe.engine.settings import ComputeSettings
 from localmoe.engine.sources import CheckpointSource
 from localmoe.hardware.facts import Hardware
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.nvfp4_tensors import with_fours
+from localmoe.hub.safetensors_header import read_file_header
 from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.weight_forms import WeightForm
-from localmoe.model import loader
+from localmoe.model import loader, weight_reader
 from localmoe.model.draft_model import DraftModel, DraftModelShape
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.skeleton import with_records
+from localmoe.model.weight_reader import WeightReader
 
 COMPUTER = Hardware((), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Linux", "3.12", "2")
 CONFIG = EngineConfig(device="cpu", context=CONTEXT, draft_length=0)
@@ -100,6 +103,32 @@ def test_experts_in_one_tensor_keep_the_codes(tmp_path: Path, each: bool) -> Non
     save_file(sixteens, sixteen / "model.safetensors", {"format": "pt"})
     check_same(four, sixteen)
     check_same(four, sixteen, WeightForm.NVFP4)
+
+
+def test_a_part_of_all_experts_is_read_with_its_own_scales_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all would take half of what the codes do, in each thread that reads."""
+    monkeypatch.setattr(weight_reader, "_DECODED", 200)
+    whole = torch.randn(5, 6, 64)
+    codes, scales, factor = to_nvfp4(whole)
+    factors = factor * torch.arange(1.0, 6)
+    tensors = {"a": codes, "a_weight_scale": scales, "a_weight_scale_2": factors}
+    save_file(tensors, tmp_path / "model.safetensors")
+    headers = {one.name: one for one in read_file_header(tmp_path / "model.safetensors").tensors}
+    header = with_fours(
+        headers, {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    )["a"]
+    wanted = torch.stack([from_nvfp4(*each) for each in zip(codes, scales, factors.tolist(), strict=True)])
+    read, sizes = WeightReader._read, list[int]()
+    monkeypatch.setattr(
+        WeightReader, "_read", lambda *given: (sizes.append(given[3].numel()), read(*given))[1]
+    )
+    part = torch.empty(500, dtype=torch.bfloat16)
+    with WeightReader() as reader:
+        reader.read_part(header, 802, part)
+    torch.testing.assert_close(part, wanted.flatten()[802:1302].bfloat16(), rtol=0.01, atol=0)
+    assert max(sizes) <= 100, "bytes, of codes"
 
 
 @pytest.fixture(scope="module")
