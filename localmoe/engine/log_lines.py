@@ -33,8 +33,11 @@ def log_plan(plan: MemoryPlan, footprint: ModelFootprint) -> None:
     """How a budget is divided."""
     if footprint.keeps_bf12:
         _LOG.info("experts are packed into 12 bits a weight, without loss")
+    elif footprint.keeps_codes:
+        _LOG.info("experts stay in %s, as they are published", footprint.expert_form.upper())
     if footprint.packs_head:
-        _LOG.info("so is the output head" if footprint.keeps_bf12 else "the output head is packed likewise")
+        alone = "the output head is packed into 12 bits a weight, without loss"
+        _LOG.info("so is the output head" if footprint.keeps_bf12 else alone)
     if plan.in_place:
         _LOG.info(
             "RAM: experts %s, computed there; shared weights %s, draft %s, KV cache %s, workspace %s",
