@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from localmoe.core.errors import DownloadError, HubUnreachableError, UnsupportedModelError
+from localmoe.core.errors import HubUnreachableError, UnsupportedModelError
 from localmoe.core.model_facts import ModelFacts, MtpSizes
 from localmoe.engine.device_support import why_not_in_kernels, why_not_in_place
 from localmoe.engine.model_source import as_found
@@ -46,10 +46,7 @@ def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
     try:
         about = repo.about(revision)
         snapshot = about.snapshot
-        file = snapshot.find(CONFIG_NAME)
-        if file is None:
-            raise DownloadError(f"{repo_id} has no {CONFIG_NAME}, so it is no model that localmoe can run.")
-        config = repo.read_json(file, snapshot.commit)
+        config = repo.read_config(snapshot)
         check_is_moe(repo_id, config)
         skeleton = config_skeleton(repo_id, config)
         index = needs_index(snapshot)

@@ -8,6 +8,7 @@ from typing import Any
 
 from localmoe.core.errors import DownloadError, UnsupportedModelError
 from localmoe.hub.model_folder import is_moe
+from localmoe.hub.modelopt_config import FILE_NAME
 from localmoe.hub.picture_settings import PROCESSOR_FILES
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
 from localmoe.hub.safetensors_header import shown
@@ -18,7 +19,7 @@ _TEXT_FILES = frozenset(
         CONFIG_NAME, INDEX_NAME, "generation_config.json", "tokenizer.json", "tokenizer_config.json",
         "tokenizer.model", "tiktoken.model", "spiece.model", "special_tokens_map.json", "added_tokens.json",
         "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
-        *PROCESSOR_FILES,
+        *PROCESSOR_FILES, FILE_NAME,
     }
 )  # fmt: skip
 # the same weights once more in their makers' own layout, which transformers does not read

@@ -30,7 +30,6 @@ from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
 from localmoe.hub.remote_repo import RemoteRepo
 from localmoe.hub.safetensors_header import shown
 from localmoe.hub.transfer_meter import STAGE, TransferMeter
-from localmoe.hub.weight_files import CONFIG_NAME
 
 T = TypeVar("T")
 ConfigCheck = Callable[[Mapping[str, Any]], None]
@@ -198,12 +197,7 @@ class _Download:
     async def _plan(self) -> Plan:
         repo = RemoteRepo(self.folder.repo_id)
         snapshot = await self._ask(lambda: repo.snapshot(self.revision))
-        config = snapshot.find(CONFIG_NAME)
-        if config is None:
-            raise DownloadError(
-                f"{repo.repo_id} has no {CONFIG_NAME}, so it is no model that localmoe can run."
-            )
-        values = await self._ask(lambda: repo.read_json(config, snapshot.commit))
+        values = await self._ask(lambda: repo.read_config(snapshot))
         check_is_moe(repo.repo_id, values)
         if self.check is not None:
             await asyncio.get_running_loop().run_in_executor(self._pool, self.check, values)

@@ -22,10 +22,11 @@ from localmoe.hub.http_errors import (
     sorted_error,
 )
 from localmoe.hub.http_sessions import hub_endpoint, hub_session
+from localmoe.hub.modelopt_config import FILE_NAME, wants_file, with_quantisation
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
 from localmoe.hub.safetensors_header import shown
 from localmoe.hub.token import hub_token
-from localmoe.hub.weight_files import MAX_JSON_BYTES
+from localmoe.hub.weight_files import CONFIG_NAME, MAX_JSON_BYTES
 
 METADATA_TIMEOUT_S = 10.0  # of silence
 _NAMED = 10  # revisions in a sentence
@@ -97,6 +98,22 @@ class RemoteRepo:
         files = tuple(map(self._file, info.siblings or ()))
         snapshot = RemoteSnapshot(self.repo_id, self._commit(info), files)
         return RemoteAbout(snapshot, licence_of(info), bool(info.gated))
+
+    def read_config(self, snapshot: RemoteSnapshot) -> dict[str, Any]:
+        """The model's config, with what a file of ModelOpt's says beside it.
+
+        Raises:
+            DownloadError: as read_json, or there is none. TransientError: the network failed.
+        """
+        file, more = snapshot.find(CONFIG_NAME), snapshot.find(FILE_NAME)
+        if file is None:
+            raise DownloadError(
+                f"{self.repo_id} has no {CONFIG_NAME}, so it is no model that localmoe can run."
+            )
+        config = self.read_json(file, snapshot.commit)
+        if more is None or not wants_file(config):
+            return config
+        return with_quantisation(config, self.read_json(more, snapshot.commit))
 
     def read_json(self, file: RemoteFile, commit: str) -> dict[str, Any]:
         """A JSON object, its checksum compared.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from localmoe.core.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from localmoe.hub.modelopt_config import FILE_NAME, wants_file, with_quantisation
 from localmoe.hub.safetensors_header import shown
 
 CONFIG_NAME = "config.json"
@@ -85,7 +86,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config of a model folder.
+    """The config of a model folder, with what a file of ModelOpt's says beside it.
 
     Raises:
         ModelNotFoundError: there is no such folder, or no config in it.
@@ -99,7 +100,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelNotFoundError(
             f"Folder {folder} is no model: it has no {CONFIG_NAME}; give the folder of a downloaded model."
         )
-    return read_json_object(checked_file(folder, CONFIG_NAME))
+    config = read_json_object(checked_file(folder, CONFIG_NAME))
+    if not wants_file(config) or not os.path.lexists(folder / FILE_NAME):
+        return config
+    return with_quantisation(config, read_json_object(checked_file(folder, FILE_NAME)))
 
 
 def find_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:

@@ -128,9 +128,12 @@ def read_model_config(checkpoint: Checkpoint) -> Any:
     """
     _refuse_by_config(checkpoint)
     try:
-        return transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
     except Exception as error:  # a config may make any line of any architecture fail
         raise _cannot_build(f"the model in {checkpoint.folder}", error) from error
+    if "quantization_config" in checkpoint.config:  # which may have another file's
+        config.quantization_config = checkpoint.config["quantization_config"]
+    return config
 
 
 def model_from_config(config: Any, dtype: torch.dtype, what: str) -> Any:

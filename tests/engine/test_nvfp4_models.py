@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.engines import ask
+from support.hub_home import REPO, hub_and_home, pull
+from support.hub_server import files_of
 from support.nvfp4_models import By, from_nvfp4, to_nvfp4, write_nvfp4_model
 from support.tiny_models import CONTEXT, tiny_model
 from test_fp8_models import check_same, loaded
@@ -19,12 +22,13 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import CheckpointError
 from localmoe.core.types import Progress
 from localmoe.engine import Engine
-from localmoe.engine.facts import local_facts
+from localmoe.engine.facts import local_facts, repo_facts
 from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings
 from localmoe.engine.sources import CheckpointSource
 from localmoe.hardware.facts import Hardware
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.modelopt_config import with_quantisation
 from localmoe.hub.nvfp4_tensors import with_fours
 from localmoe.hub.safetensors_header import read_file_header
 from localmoe.kernels.bf12_tiles import UnpackableError
@@ -211,8 +215,30 @@ def test_what_is_divided_by_next_to_nothing_is_not_kept_as_zeros(tmp_path: Path,
         loaded(four, WeightForm.NVFP4)
 
 
+def test_a_file_of_modelopt_may_say_how_weights_are_stored(tmp_path: Path) -> None:
+    """As of its versions that wrote nothing into config.json, here and on the Hub."""
+    four, _ = write_nvfp4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16))
+    wanted = local_facts(str(four)).footprint
+    config = json.loads((four / "config.json").read_text())
+    said = config.pop("quantization_config")
+    del said["quant_method"]
+    (four / "config.json").write_text(json.dumps(config))
+    (four / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    assert local_facts(str(four)).footprint == wanted and wanted.nvfp4_expert_bytes
+    with hub_and_home(tmp_path) as hub:
+        hub.commit(REPO, files_of(four))
+        assert replace(repo_facts(REPO).footprint, name="") == replace(wanted, name="")
+        pulled = pull()
+    with Engine.load(str(pulled), CONFIG) as engine:
+        assert engine.footprint.keeps_nvfp4
+
+
+@pytest.mark.parametrize("file", [{}, {"quantization": None}, {"quantization": {"group_size": 16}}], ids=str)
+def test_a_file_of_modelopt_that_says_nothing_counts_for_nothing(file: dict[str, object]) -> None:
+    assert with_quantisation({"model_type": "mixtral"}, file) == {"model_type": "mixtral"}
+
+
 def test_a_config_that_does_not_tell_scales_is_said_so(tmp_path: Path) -> None:
-    """As where hf_quant_config.json alone tells them."""
     four, _ = write_nvfp4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16))
     config = json.loads((four / "config.json").read_text())
     del config["quantization_config"]
