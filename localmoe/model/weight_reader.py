@@ -32,9 +32,6 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "BOOL": torch.bool,
     }
 )  # fmt: skip
-_EIGHT_BITS: Mapping[str, torch.dtype] = MappingProxyType(  # that scales may have
-    {"F8_E4M3": torch.float8_e4m3fn, **dict.fromkeys(POWERS, torch.float8_e8m0fnu)}
-)
 _SHORT_FLOATS = ("F8", "F6", "F4")  # that names of dtypes begin with
 _DECODED = 1 << 20  # weights of eight or four bits at once: they stay in a core's cache
 
@@ -177,11 +174,11 @@ class WeightReader:
     def _scales_of(self, scales: BlockScales) -> Tensor:
         """float32 (M, R, C) of M matrices of eight-bit weights."""
         if self._scales is None or self._scales[0] != scales:
-            eight = _EIGHT_BITS.get(scales.header.dtype)
-            dtype = torch.uint8 if eight is not None else stored_dtype(scales.header)
+            powers = scales.header.dtype in POWERS
+            dtype = torch.uint8 if powers else stored_dtype(scales.header)
             stored = torch.empty(scales.header.shape, dtype=dtype)
             self._read(scales.header, 0, stored)
-            by_matrix = (stored if eight is None else stored.view(eight)).float()
+            by_matrix = (stored.view(torch.float8_e8m0fnu) if powers else stored).float()
             self._scales = scales, by_matrix.view(-1, *scales.grid).contiguous()
         return self._scales[1]
 
