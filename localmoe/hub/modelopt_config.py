@@ -1,5 +1,5 @@
-"""How ModelOpt has stored a model's weights, of versions of it that say so in a file of their own instead of
-config.json. Reads no file.
+"""How ModelOpt says that it has stored a model's weights: some versions in a file of their own instead of
+config.json, and of mixed precision layer by layer. Reads no file.
 """
 
 from __future__ import annotations
@@ -22,3 +22,15 @@ def with_quantisation(config: Mapping[str, Any], file: Mapping[str, Any]) -> dic
     if not isinstance(said, Mapping) or not said.get("quant_algo"):
         return dict(config)
     return {**config, "quantization_config": {**said, "quant_method": "modelopt"}}
+
+
+def in_brief(config: dict[str, Any]) -> dict[str, Any]:
+    """A config whose quantised layers are one of each kind: of many experts it names tens of thousands, and
+    configs are copied again and again."""
+    said = config.get("quantization_config")
+    if not isinstance(said, Mapping) or not isinstance(said.get("quantized_layers"), Mapping):
+        return config
+    layers = said["quantized_layers"]
+    kinds = {repr(kind): name for name, kind in layers.items()}
+    one_each = {name: layers[name] for name in kinds.values()}
+    return {**config, "quantization_config": {**said, "quantized_layers": one_each}}

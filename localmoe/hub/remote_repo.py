@@ -22,7 +22,7 @@ from localmoe.hub.http_errors import (
     sorted_error,
 )
 from localmoe.hub.http_sessions import hub_endpoint, hub_session
-from localmoe.hub.modelopt_config import FILE_NAME, wants_file, with_quantisation
+from localmoe.hub.modelopt_config import FILE_NAME, in_brief, wants_file, with_quantisation
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
 from localmoe.hub.safetensors_header import shown
 from localmoe.hub.token import hub_token
@@ -111,9 +111,9 @@ class RemoteRepo:
                 f"{self.repo_id} has no {CONFIG_NAME}, so it is no model that localmoe can run."
             )
         config = self.read_json(file, snapshot.commit)
-        if more is None or not wants_file(config):
-            return config
-        return with_quantisation(config, self.read_json(more, snapshot.commit))
+        if more is not None and wants_file(config):
+            config = with_quantisation(config, self.read_json(more, snapshot.commit))
+        return in_brief(config)
 
     def read_json(self, file: RemoteFile, commit: str) -> dict[str, Any]:
         """A JSON object, its checksum compared.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from localmoe.core.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from localmoe.hub.modelopt_config import FILE_NAME, wants_file, with_quantisation
+from localmoe.hub.modelopt_config import FILE_NAME, in_brief, wants_file, with_quantisation
 from localmoe.hub.safetensors_header import shown
 
 CONFIG_NAME = "config.json"
@@ -101,9 +101,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"Folder {folder} is no model: it has no {CONFIG_NAME}; give the folder of a downloaded model."
         )
     config = read_json_object(checked_file(folder, CONFIG_NAME))
-    if not wants_file(config) or not os.path.lexists(folder / FILE_NAME):
-        return config
-    return with_quantisation(config, read_json_object(checked_file(folder, FILE_NAME)))
+    if wants_file(config) and os.path.lexists(folder / FILE_NAME):
+        config = with_quantisation(config, read_json_object(checked_file(folder, FILE_NAME)))
+    return in_brief(config)
 
 
 def find_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:

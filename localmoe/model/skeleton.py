@@ -131,7 +131,7 @@ def read_model_config(checkpoint: Checkpoint) -> Any:
         config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
     except Exception as error:  # a config may make any line of any architecture fail
         raise _cannot_build(f"the model in {checkpoint.folder}", error) from error
-    if "quantization_config" in checkpoint.config:  # which may have another file's
+    if "quantization_config" in checkpoint.config:  # another file's, or in brief
         config.quantization_config = checkpoint.config["quantization_config"]
     return config
 

@@ -233,6 +233,19 @@ def test_a_file_of_modelopt_may_say_how_weights_are_stored(tmp_path: Path) -> No
         assert engine.footprint.keeps_nvfp4
 
 
+def test_what_is_said_of_tens_of_thousands_of_layers_is_kept_once_a_kind(tmp_path: Path) -> None:
+    four, _ = write_nvfp4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16), eights=True)
+    wanted = local_facts(str(four)).footprint
+    config = json.loads((four / "config.json").read_text())
+    layers = config["quantization_config"]["quantized_layers"]
+    layers |= {f"layers.0.experts.{expert}.up": dict(layers["experts"]) for expert in range(40_000)}
+    (four / "config.json").write_text(json.dumps(config))
+    source = CheckpointSource.open(str(four))
+    skeleton = source.skeleton(torch.bfloat16)
+    assert len(skeleton.config.quantization_config["quantized_layers"]) == 2
+    assert source.can_keep_nvfp4(skeleton) and local_facts(str(four)).footprint == wanted
+
+
 @pytest.mark.parametrize("file", [{}, {"quantization": None}, {"quantization": {"group_size": 16}}], ids=str)
 def test_a_file_of_modelopt_that_says_nothing_counts_for_nothing(file: dict[str, object]) -> None:
     assert with_quantisation({"model_type": "mixtral"}, file) == {"model_type": "mixtral"}
