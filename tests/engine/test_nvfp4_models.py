@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engines import ask
 from support.hub_home import REPO, hub_and_home, pull
 from support.hub_server import files_of
 from support.nvfp4_models import By, from_nvfp4, to_nvfp4, write_nvfp4_model
 from support.tiny_models import CONTEXT, tiny_model
-from test_fp8_models import check_same, loaded
+from test_fp8_models import check_answers, check_progress, check_same, loaded
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import CheckpointError
-from localmoe.core.types import Progress
 from localmoe.engine import Engine
 from localmoe.engine.facts import local_facts, repo_facts
 from localmoe.engine.planning import divide_memory
@@ -33,10 +31,9 @@ from localmoe.hub.nvfp4_tensors import with_fours
 from localmoe.hub.safetensors_header import read_file_header
 from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.weight_forms import WeightForm
-from localmoe.model import loader, weight_reader
+from localmoe.model import weight_reader
 from localmoe.model.draft_model import DraftModel, DraftModelShape
 from localmoe.model.footprint import checkpoint_dtype
-from localmoe.model.skeleton import with_records
 from localmoe.model.weight_reader import WeightReader
 
 COMPUTER = Hardware((), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Linux", "3.12", "2")
@@ -145,26 +142,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_progress_is_of_the_bytes_in_the_files(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, form: WeightForm
 ) -> None:
-    monkeypatch.setattr(loader, "_PROGRESS_BYTES", 1)
-    source, told = CheckpointSource.open(str(folders[0])), list[Progress]()
-    skeleton = with_records(source.skeleton(torch.bfloat16), form)
-    source.load_weights(skeleton, torch.device("cpu"), progress=told.append, cancel=None)
-    *during, last = [(one.done, one.total) for one in told]
-    assert last == (source.checkpoint.total_bytes, source.checkpoint.total_bytes)
-    read = sum(header.num_bytes for header in source.checkpoint.tensors.values())
-    assert 0.8 * last[0] < read < last[0] and during[-1][0] == read
+    assert check_progress(folders[0], monkeypatch, form) > 0.8
 
 
 def test_answers_are_those_of_the_same_weights_in_16_bits(folders: tuple[Path, Path]) -> None:
-    """In RAM, where weights are not rounded to 16 bits, in slots, and drafted for."""
-    answers = []
-    for folder in folders:
-        for options in ({}, {"vram_budget_bytes": 12 << 20}, {"draft_length": 3}):
-            config = EngineConfig(device="cpu", context=CONTEXT, draft_bits=8, **options)
-            with Engine.load(str(folder), config) as engine:
-                assert engine.footprint.keeps_nvfp4 == (folder is folders[0] and "vram" not in str(options))
-                answers.append(ask(engine, "one two three", 24).tokens)
-    assert all(answer == answers[0] for answer in answers)
+    check_answers(folders, "nvfp4")
 
 
 def test_a_draft_model_in_nvfp4_is_the_one_in_16_bits(folders: tuple[Path, Path]) -> None:
