@@ -175,6 +175,7 @@ def test_every_way_merges_in_the_same_order(case: Case, monkeypatch: pytest.Monk
     """With tiles of one height the interpreter's products are the same, so the bits are, too: of 32, as
     rounding to 16 would hide most of another order."""
     monkeypatch.setattr(module, "_LOOP_TILE", module._SPLIT_TILE)
+    monkeypatch.setattr(module, "_section_tile", lambda *_: (module._SPLIT_TILE, 4))
     monkeypatch.setattr(
         torch, "empty", lambda *shape, **o: poisoned_empty(*shape, **{**o, "dtype": torch.float32})
     )
