@@ -1,7 +1,7 @@
 """Experts on the CPU: bytes of weights a second by threads, experts a job and tokens an expert, beside
 torch's own products, a plain read, and (with a GPU) copies to it at the same time.
 
-python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12|fp8|nvfp4]
+python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12|fp8|nvfp4|int4]
     [--threads 8 15 16]
                                  [--compute bfloat16|float32]    float32: as where no GPU is
                                  [--no-matrix-unit]    vectors alone, where the processor has AMX
@@ -27,6 +27,7 @@ from localmoe.experts.host_store import HostStore
 from localmoe.experts.records import RecordLayout
 from localmoe.hardware.cpu import core_counts, cpu_name_and_flags
 from localmoe.kernels.activations import Activation
+from localmoe.kernels.int4_tiles import SPANS
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.shapes import find_shape
 
@@ -54,6 +55,11 @@ def make_store(hidden: int, inner: int, form: WeightForm) -> HostStore:
                 numbers = torch.empty(eight.rows, eight.columns).normal_(0, 100).clamp(-448, 448)
                 codes = numbers.to(torch.float8_e4m3fn).view(torch.uint8)
                 eight.put(0, codes, torch.full((eight.rows, eight.scales.shape[1]), 2.0**-12))
+            continue
+        if form in SPANS:
+            for integers in store.int4_views(key):
+                integers.codes.random_(0, 256)
+                integers.words.fill_(int(torch.tensor(2.0**-8).view(torch.int32)) | 7)
             continue
         if form is WeightForm.NVFP4:
             for four in store.nvfp4_views(key):

@@ -28,9 +28,11 @@ from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.gpu import routed_experts as kernels
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import ExpertShape, Launch, routed_experts
+from localmoe.kernels.int4_tiles import ZERO_BITS
 from localmoe.kernels.residency import ON_HOST, ResidencyView
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.float8 import decode_rows
+from localmoe.quant.int4 import Int4Rows
 from localmoe.quant.mxfp4 import decode
 from localmoe.quant.nvfp4 import decode_rows as decode_nvfp4
 
@@ -53,6 +55,10 @@ CASES = {
     "phi-3.5-moe": Case(ExpertShape(4096, 6400, False, SILU), 16, 2),
     "qwen1.5-moe-bf12": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.BF12), 60, 4),
     "qwen1.5-moe-fp8": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.FP8), 60, 4),
+    "qwen1.5-moe-int4": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.INT4), 60, 4),
+    "phi-3.5-moe-int4": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.INT4), 16, 2),
+    "qwen1.5-moe-int4-32": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.INT4_32), 60, 4),
+    "phi-3.5-moe-int4-32": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.INT4_32), 16, 2),
     "qwen1.5-moe-nvfp4": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.NVFP4), 60, 4),
     "phi-3.5-moe-nvfp4": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.NVFP4), 16, 2),
     "phi-3.5-moe-fp8": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.FP8), 16, 2),
@@ -64,6 +70,7 @@ CASES = {
 
 _BITS = {
     WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12, WeightForm.FP8: 8, WeightForm.NVFP4: 4.5,
+    WeightForm.INT4: 4.25, WeightForm.INT4_32: 5,
 }  # fmt: skip
 _PACKED = 4  # records in BF12 that differ
 
@@ -98,6 +105,12 @@ class Layers:
             return torch.randn(experts, self.layout.elements, device="cuda", dtype=torch.bfloat16).mul_(0.02)
         records = torch.randint(0, 256, (experts, self.record_bytes), device="cuda", dtype=torch.uint8)
         for record in records:
+            if self.layout.span:
+                for integers in self.layout.int4_views(record):
+                    scales = torch.rand(integers.words.shape, device="cuda").mul_(0.005)
+                    words = scales.view(torch.int32) & ~ZERO_BITS
+                    integers.words.copy_(words | torch.randint_like(words, 0, 16))
+                continue
             if self.layout.nvfp4:
                 for four in self.layout.nvfp4_views(record):
                     four.scales.random_(100, 120)
@@ -141,6 +154,10 @@ class Layers:
         if self.layout.nvfp4:
             fours = self.layout.nvfp4_views(record.cpu())
             gate, up, down = (decode_nvfp4(*each.take()).cuda() for each in fours)
+            return torch.cat((gate, up)), down
+        if self.layout.span:
+            rows = (Int4Rows(*each.take(), each.span) for each in self.layout.int4_views(record.cpu()))
+            gate, up, down = (each.decode().cuda() for each in rows)
             return torch.cat((gate, up)), down
         gate_up, down = self.layout.views(record)
         return (gate_up.T, down.T) if self.layout.transposed else (gate_up, down)

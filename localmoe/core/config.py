@@ -84,7 +84,7 @@ class EngineConfig:
         draft_dir: a draft to use instead of the default place.
         draft_bits: of the draft in the default place, which is built by rounding where there is none.
         pack_experts: keep experts of bfloat16, and on a GPU the output head, in twelve bits a weight, without
-            loss, and experts published in FP8 or NVFP4 as they are, where they can be computed from that.
+            loss, and experts published in FP8, NVFP4 or INT4 as they are, where kernels read that.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
         experts_on: where all experts lie: in RAM, or in a file on the disk, of which RAM holds as many as

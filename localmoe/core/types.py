@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from localmoe.core.tools import ToolCall
 
 Phase = Literal["prefill", "draft", "verify"]
+_FOUR_BITS = ("mxfp4", "nvfp4", "int4", "int4-32")  # forms of experts
 
 
 class ExpertKey(NamedTuple):
@@ -48,9 +49,9 @@ class ModelFootprint:
         mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
         bf12_expert_bytes: of a model whose experts are bfloat16, one that is packed into twelve bits a
             weight, without loss; 0 of others.
-        fp8_expert_bytes, nvfp4_expert_bytes: of a model that is published in FP8 or NVFP4, one expert kept
-            so; 0 of others.
-        expert_form: in which experts are counted here: "plain", "mxfp4", "bf12", "fp8" or "nvfp4".
+        coded_expert_bytes, coded_form: of a model that is published in FP8, NVFP4 or INT4, one expert kept
+            so, and which of these it is (a value of kernels.weight_forms); 0 and "" of others.
+        expert_form: in which experts are counted here, likewise, or "plain", "mxfp4" or "bf12".
         linear_params: of the shared ones, those of linear layers, which a CPU may keep in 16 bits.
         embedding_params: of the shared ones, those of an input embedding that nothing else uses; a pass reads
             a row a token of them, and they may lie in host RAM.
@@ -88,8 +89,8 @@ class ModelFootprint:
     state_row_bytes: int = 0
     mxfp4_expert_bytes: int = 0
     bf12_expert_bytes: int = 0
-    fp8_expert_bytes: int = 0
-    nvfp4_expert_bytes: int = 0
+    coded_expert_bytes: int = 0
+    coded_form: str = ""
     expert_form: str = "plain"
     linear_params: int = 0
     embedding_params: int = 0
@@ -118,19 +119,9 @@ class ModelFootprint:
         return self.expert_form == "bf12"
 
     @property
-    def keeps_fp8(self) -> bool:
-        """Whether experts are kept in FP8, likewise."""
-        return self.expert_form == "fp8"
-
-    @property
-    def keeps_nvfp4(self) -> bool:
-        """Whether experts are kept in NVFP4, likewise."""
-        return self.expert_form == "nvfp4"
-
-    @property
     def keeps_four_bits(self) -> bool:
-        """Whether experts are kept in MXFP4 or NVFP4."""
-        return self.keeps_mxfp4 or self.keeps_nvfp4
+        """Whether experts are kept in about as many bits as an INT4 draft has."""
+        return self.expert_form in _FOUR_BITS
 
     @property
     def keeps_codes(self) -> bool:
@@ -138,15 +129,13 @@ class ModelFootprint:
         return self.expert_form != "plain"
 
     def in_codes(self, *, packing: bool = True) -> ModelFootprint:
-        """The same with experts kept as they are published, if that is in MXFP4, NVFP4 or FP8, or packed;
-        the head packed too."""
+        """The same with experts kept as they are published, if that is in MXFP4, NVFP4, FP8 or INT4, or
+        packed; the head packed too."""
         found = replace(self, packs_head=packing and self.head_saved_bytes > 0)
         if self.mxfp4_expert_bytes:
             return replace(found, expert_bytes=self.mxfp4_expert_bytes, expert_form="mxfp4")
-        if packing and self.nvfp4_expert_bytes:
-            return replace(found, expert_bytes=self.nvfp4_expert_bytes, expert_form="nvfp4")
-        if packing and self.fp8_expert_bytes:
-            return replace(found, expert_bytes=self.fp8_expert_bytes, expert_form="fp8")
+        if packing and self.coded_expert_bytes:
+            return replace(found, expert_bytes=self.coded_expert_bytes, expert_form=self.coded_form)
         if packing and self.bf12_expert_bytes:
             return replace(found, expert_bytes=self.bf12_expert_bytes, expert_form="bf12")
         return found

@@ -32,6 +32,8 @@ _BITS = {
     WeightForm.BF12: 12,
     WeightForm.FP8: 8,
     WeightForm.NVFP4: 4,
+    WeightForm.INT4: 4,
+    WeightForm.INT4_32: 4,
 }
 
 

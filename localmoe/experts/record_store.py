@@ -18,10 +18,12 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.records import PackedMatrix, RecordLayout
 from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.fp8_tiles import Fp8Matrix
+from localmoe.kernels.int4_tiles import Int4Matrix
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.float8 import decode_rows
+from localmoe.quant.int4 import Int4Rows
 from localmoe.quant.mxfp4 import BLOCK_BYTES, decode
 from localmoe.quant.nvfp4 import decode_rows as decode_nvfp4
 
@@ -149,6 +151,10 @@ class RecordStore(ABC):
         """The same of one in NVFP4."""
         return self.layouts[key.layer].nvfp4_views(self.record(key))
 
+    def int4_views(self, key: ExpertKey) -> tuple[Int4Matrix, ...]:
+        """The same of one in INT4."""
+        return self.layouts[key.layer].int4_views(self.record(key))
+
     def packed_views(self, key: ExpertKey) -> tuple[PackedMatrix, ...]:
         """Those of the form, whose matrices are packed one by one."""
         return self.layouts[key.layer].packed_views(self.record(key))
@@ -171,6 +177,11 @@ class RecordStore(ABC):
         if layout.nvfp4:
             *some, other = self.nvfp4_views(key)
             return torch.cat([decode_nvfp4(*matrix.take()) for matrix in ([other] if part else some)])
+        if layout.span:
+            *ints, under = self.int4_views(key)
+            return torch.cat(
+                [Int4Rows(*matrix.take(), layout.span).decode() for matrix in ([under] if part else ints)]
+            )
         matrix = _decoded(self.mxfp4_views(key)[part]).to(self.dtype)
         return matrix.T if layout.transposed else matrix
 

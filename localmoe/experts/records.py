@@ -1,6 +1,6 @@
 """Layout of one expert's record: [gate_up | down] in one contiguous piece, as 16- or 32-bit weights, as they
-are published in MXFP4, NVFP4 or FP8, or as bfloat16 in twelve bits. Decides neither where records lie nor
-when they move.
+are published in MXFP4, NVFP4, FP8 or INT4, or as bfloat16 in twelve bits. Decides neither where records lie
+nor when they move.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from localmoe.kernels import bf12_tiles, fp8_tiles, nvfp4_tiles
+from localmoe.kernels import bf12_tiles, fp8_tiles, int4_tiles, nvfp4_tiles
 from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.fp8_tiles import Fp8Matrix
+from localmoe.kernels.int4_tiles import SPANS, Int4Matrix
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, Mxfp4Matrix, can_be_tiled, code_bytes, scale_bytes
 from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.kernels.weight_forms import WeightForm
 
 PAGE_BYTES = 4096
-PackedMatrix: TypeAlias = Bf12Matrix | Fp8Matrix | Nvfp4Matrix
+PackedMatrix: TypeAlias = Bf12Matrix | Fp8Matrix | Nvfp4Matrix | Int4Matrix
 
 
 def record_stride(layout: RecordLayout, dtype: torch.dtype) -> int:
@@ -40,8 +41,8 @@ class RecordLayout:
         form: in MXFP4 the record is [codes of gate_up | codes of down | scales of gate_up | scales of down],
             bytes; its matrices are (2I, H) and (H, I), whatever the module's are. In BF12 it is [codes of
             gate | codes of up | codes of down | what is beside gate's | beside up's | beside down's], bytes,
-            of matrices (I, H), (I, H) and (H, I); without a gate all of gate is left out. In FP8 and NVFP4
-            it is the same with scales beside.
+            of matrices (I, H), (I, H) and (H, I); without a gate all of gate is left out. In FP8, NVFP4
+            and INT4 it is the same with scales beside.
     """
 
     gate_up_shape: tuple[int, int]
@@ -70,9 +71,14 @@ class RecordLayout:
         return self.form is WeightForm.NVFP4
 
     @property
+    def span(self) -> int:
+        """Columns that share a scale in INT4; 0: it is not in INT4."""
+        return SPANS.get(self.form, 0)
+
+    @property
     def packed(self) -> bool:
-        """Whether its matrices are packed one by one: in BF12, FP8 or NVFP4."""
-        return self.bf12 or self.fp8 or self.nvfp4
+        """Whether its matrices are packed one by one: in BF12, FP8, NVFP4 or INT4."""
+        return self.bf12 or self.fp8 or self.nvfp4 or self.span > 0
 
     @property
     def gated(self) -> bool:
@@ -136,32 +142,34 @@ class RecordLayout:
         return -(-used // PAGE_BYTES) * PAGE_BYTES
 
     @property
-    def fits_fp8(self) -> bool:
-        """Whether such records can be in FP8 or NVFP4: of matrices (out, in), gate's rows before up's, and
-        with rows of two tiles at least, as in MXFP4."""
+    def fits_codes(self) -> bool:
+        """Whether such records can be in FP8, NVFP4 or INT4: of matrices (out, in), gate's rows before up's,
+        and with rows of two tiles at least, as in MXFP4."""
         tiled = not self.transposed and all(fp8_tiles.can_be_tiled(*shape) for shape in self.matrices)
         return tiled and min(self.inner, self.hidden) >= 2 * fp8_tiles.TILE_COLUMNS
 
     @property
-    def fp8_bytes(self) -> int:
-        """Bytes of a record in FP8: whole pages, as in BF12."""
-        used = sum(fp8_tiles.code_bytes(*shape) + fp8_tiles.scale_bytes(*shape) for shape in self.matrices)
+    def coded_bytes(self) -> int:
+        """Bytes of a record in FP8, NVFP4 or INT4, whichever it is in: whole pages, as in BF12."""
+        used = sum(code + side for code, side in zip(*self.coded_parts(), strict=True))
         return -(-used // PAGE_BYTES) * PAGE_BYTES
 
-    @property
-    def nvfp4_bytes(self) -> int:
-        """Bytes of a record in NVFP4: whole pages, as in BF12."""
-        used = sum(nvfp4_tiles.code_bytes(*each) + nvfp4_tiles.side_bytes(*each) for each in self.matrices)
-        return -(-used // PAGE_BYTES) * PAGE_BYTES
+    def coded_parts(self) -> tuple[list[int], list[int]]:
+        """Bytes of each matrix's codes, and of what is beside them."""
+        shapes = self.matrices
+        if self.fp8:
+            return [fp8_tiles.code_bytes(*one) for one in shapes], [
+                fp8_tiles.scale_bytes(*one) for one in shapes
+            ]
+        codes = [nvfp4_tiles.code_bytes(*one) for one in shapes]
+        if self.nvfp4:
+            return codes, [nvfp4_tiles.side_bytes(*one) for one in shapes]
+        return codes, [int4_tiles.side_bytes(*one, self.span) for one in shapes]
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the weights, without padding. dtype: of weights in plain form."""
-        if self.bf12:
-            return self.bf12_bytes
-        if self.fp8:
-            return self.fp8_bytes
-        if self.nvfp4:
-            return self.nvfp4_bytes
+        if self.packed:
+            return self.bf12_bytes if self.bf12 else self.coded_bytes
         return self.mxfp4_bytes if self.mxfp4 else self.elements * dtype.itemsize
 
     def word(self, dtype: torch.dtype) -> torch.dtype:
@@ -185,19 +193,21 @@ class RecordLayout:
         """Those of the form."""
         if self.nvfp4:
             return self.nvfp4_views(record)
+        if self.span:
+            return self.int4_views(record)
         return self.fp8_views(record) if self.fp8 else self.bf12_views(record)
 
-    def nvfp4_views(self, record: Tensor) -> tuple[Nvfp4Matrix, ...]:
+    def int4_views(self, record: Tensor) -> tuple[Int4Matrix, ...]:
         """gate, if there is one, up and down in a record of bytes."""
-        codes = [nvfp4_tiles.code_bytes(*shape) for shape in self.matrices]
-        sides = [nvfp4_tiles.side_bytes(*shape) for shape in self.matrices]
-        return tuple(Nvfp4Matrix.at(*parts) for parts in self._parts(record, codes, sides))
+        return tuple(Int4Matrix.at(*parts, self.span) for parts in self._parts(record, *self.coded_parts()))
+
+    def nvfp4_views(self, record: Tensor) -> tuple[Nvfp4Matrix, ...]:
+        """The same of one in NVFP4."""
+        return tuple(Nvfp4Matrix.at(*parts) for parts in self._parts(record, *self.coded_parts()))
 
     def fp8_views(self, record: Tensor) -> tuple[Fp8Matrix, ...]:
         """The same of one in FP8."""
-        codes = [fp8_tiles.code_bytes(*shape) for shape in self.matrices]
-        scales = [fp8_tiles.scale_bytes(*shape) for shape in self.matrices]
-        return tuple(Fp8Matrix.at(*parts) for parts in self._parts(record, codes, scales))
+        return tuple(Fp8Matrix.at(*parts) for parts in self._parts(record, *self.coded_parts()))
 
     def bf12_views(self, record: Tensor) -> tuple[Bf12Matrix, ...]:
         """The same of one in BF12."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from localmoe.experts.records import RecordLayout
-from localmoe.kernels import bf12_tiles, fp8_tiles, nvfp4_tiles
+from localmoe.kernels import bf12_tiles, fp8_tiles
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS, WORD_COLUMNS, code_bytes, scale_bytes
 from localmoe.kernels.rests import JOB_WORDS, LOAD_WORDS, REST_WORDS, WORD_BYTES, RestPiece, RestView
 
@@ -64,10 +64,8 @@ def rest_pieces(layout: RecordLayout, interleaved: bool, quantum: int, dtype: to
         return []
     if layout.bf12:
         pieces = _bf12(layout)
-    elif layout.fp8:
-        pieces = _fp8(layout, quantum)
-    elif layout.nvfp4:
-        pieces = _nvfp4(layout)
+    elif layout.packed:
+        pieces = _coded(layout, quantum)
     elif layout.mxfp4:
         pieces = _mxfp4(layout, interleaved, quantum)
     else:
@@ -114,44 +112,22 @@ def _bf12(layout: RecordLayout) -> list[RestPiece]:
     ]
 
 
-def _fp8(layout: RecordLayout, quantum: int) -> list[RestPiece]:
-    """Of gate's, if there is one, and up's codes and scales, and of down's, in strips of 16 rows."""
+def _coded(layout: RecordLayout, quantum: int) -> list[RestPiece]:
+    """Of gate's, if there is one, and up's codes and scales, and of down's, in strips of 16 rows, of FP8,
+    NVFP4 and INT4. Down's factors, of NVFP4, are the same for any columns, and the pass has read them."""
     hidden, inner, height = layout.hidden, layout.inner, fp8_tiles.TILE_ROWS
-    matrices = len(layout.matrices)
-    matrix = fp8_tiles.code_bytes(inner, hidden) // WORD_BYTES
-    beside = fp8_tiles.scale_bytes(inner, hidden) // WORD_BYTES
+    matrices, strips, columns = len(layout.matrices), hidden // height, fp8_tiles.TILE_COLUMNS
+    codes, sides = ([size // WORD_BYTES for size in sizes] for sizes in layout.coded_parts())
     pieces = []
-    for first, size in ((0, matrix), (matrices * matrix, beside)):
+    for first, size in ((0, codes[0]), (matrices * codes[0], sides[0])):
         width = size // inner * height
         pieces += [RestPiece(first + part * size, width, 0, height, width) for part in range(matrices - 1)]
-    down, strips = (matrices - 1) * matrix, hidden // height
-    tile = height * fp8_tiles.TILE_COLUMNS // WORD_BYTES
-    scales, group = matrices * matrix + (matrices - 1) * beside, fp8_tiles.SCALE_COLUMNS
-    pitch, whole = height * -(-inner // group), quantum % group == 0
+    group, pitch = layout.span or (columns if layout.nvfp4 else fp8_tiles.SCALE_COLUMNS), sides[-1] // strips
+    down, side, strip = (matrices - 1) * codes[0], sum(codes) + (matrices - 1) * sides[0], codes[-1] // strips
     return [
         *pieces,
-        RestPiece(down, height * inner // WORD_BYTES, strips, fp8_tiles.TILE_COLUMNS, tile),
-        RestPiece(scales, pitch, strips, group, height, whole),
-    ]
-
-
-def _nvfp4(layout: RecordLayout) -> list[RestPiece]:
-    """The same of NVFP4; down's factors are the same for any columns, and the pass has read them."""
-    hidden, inner, height = layout.hidden, layout.inner, nvfp4_tiles.TILE_ROWS
-    matrices, strips = len(layout.matrices), hidden // height
-    matrix = nvfp4_tiles.code_bytes(inner, hidden) // WORD_BYTES
-    beside = nvfp4_tiles.side_bytes(inner, hidden) // WORD_BYTES
-    pieces = []
-    for first, size in ((0, matrix), (matrices * matrix, beside)):
-        width = size // inner * height
-        pieces += [RestPiece(first + part * size, width, 0, height, width) for part in range(matrices - 1)]
-    down, side = (matrices - 1) * matrix, matrices * matrix + (matrices - 1) * beside
-    tile = height * nvfp4_tiles.TILE_COLUMNS // _CODES
-    pitches = height * inner // _CODES, nvfp4_tiles.side_bytes(height, inner) // WORD_BYTES
-    return [
-        *pieces,
-        RestPiece(down, pitches[0], strips, nvfp4_tiles.TILE_COLUMNS, tile),
-        RestPiece(side, pitches[1], strips, nvfp4_tiles.TILE_COLUMNS, height),
+        RestPiece(down, strip, strips, columns, strip // (inner // columns)),
+        RestPiece(side, pitch, strips, group, height, quantum % group == 0),
     ]
 
 

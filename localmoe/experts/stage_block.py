@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from localmoe.experts.records import RecordLayout
-from localmoe.kernels import bf12_tiles, fp8_tiles, nvfp4_tiles
+from localmoe.kernels import bf12_tiles, fp8_tiles
 from localmoe.kernels.mxfp4_tiles import code_bytes, scale_bytes
 from localmoe.kernels.stage import PARTS, STAGE_WORDS, TURNS, StageView
 from localmoe.kernels.weight_forms import WeightForm
@@ -63,8 +63,8 @@ class StageBlock:
 
 
 def _pieces(layout: RecordLayout, block: int) -> tuple[int, int]:
-    """Elements of a block's gate and up, in BF12, FP8 and NVFP4 words of their codes; in MXFP4, where these
-    alternate, words of codes and of scales. Without a gate up is the first piece, and the only one."""
+    """Elements of a block's gate and up, in BF12, FP8, NVFP4 and INT4 words of their codes; in MXFP4, where
+    these alternate, words of codes and of scales. Without a gate up is the first piece, and the only one."""
     if not layout.mxfp4:
         size = _elements(layout, block)
         return size, size if layout.gated else 0
@@ -85,6 +85,6 @@ def _elements(layout: RecordLayout, rows: int) -> int:
         return bf12_tiles.code_bytes(rows, layout.hidden) // _WORD_BYTES
     if layout.fp8:
         return fp8_tiles.code_bytes(rows, layout.hidden) // _WORD_BYTES
-    if layout.nvfp4:
-        return nvfp4_tiles.code_bytes(rows, layout.hidden) // _WORD_BYTES
+    if layout.nvfp4 or layout.span:
+        return code_bytes(rows, layout.hidden) // _WORD_BYTES
     return rows * layout.hidden

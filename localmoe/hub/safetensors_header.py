@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -39,12 +40,42 @@ class BlockScales:
     divides: bool = False
 
 
+class Packing(Enum):
+    """How integers of four bits lie in words of 32, eight each, from the lowest bits on. ROWS: (R, C / 8),
+    neighbours of a row ("compressed-tensors"). COLUMNS: (C / 8, R), the same transposed (GPTQ). MIXED:
+    (C, R / 8), of eight neighbours of a column those of even number first (AWQ)."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerGroups:
+    """What makes weights (R, C) of integers of four bits: an integer less its zero point, times its scale,
+    both of `group` columns of a row, of the last ones perhaps fewer (hub.int4_tensors).
+
+    Attributes:
+        scales: (R, G), but of packings other than ROWS (G, R).
+        zeros: the same of zero points, packed along R, or as signed bytes that are 8 less; None: 8 each.
+        more: by which stored zero points are less than they are.
+        places: (C,), the group of each column; None: `group` columns side by side have one.
+    """
+
+    packing: Packing
+    group: int
+    scales: TensorHeader
+    zeros: TensorHeader | None
+    more: int
+    places: TensorHeader | None
+
+
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
     """One tensor of a weight file. `dtype` is the format's name ("BF16"); `offset` is where its
     `num_bytes` bytes begin, counted from the start of the file, which they are read from if it is still of
     `version`. scales: of floats of eight or four bits, without which they say nothing
-    (hub.float8_tensors, nvfp4_tensors)."""
+    (hub.float8_tensors, nvfp4_tensors). integers: the same of integers of four bits (int4_tensors)."""
 
     name: str
     file: Path
@@ -54,6 +85,7 @@ class TensorHeader:
     offset: int
     version: FileVersion
     scales: BlockScales | None = None
+    integers: IntegerGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)

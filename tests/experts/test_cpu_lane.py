@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.exact_weights import exact_nvfp4
+from support.exact_weights import exact_int4, exact_nvfp4, fill_int4
 from torch import Tensor
 
 from localmoe.core.errors import HardwareError
@@ -92,6 +92,9 @@ class Rig:
                 numbers = torch.randn(eight.rows, eight.columns, generator=generator) * 100
                 scales = torch.rand(len(numbers), eight.scales.shape[1], generator=generator) * scale / 50
                 eight.put(0, numbers.to(torch.float8_e4m3fn).view(torch.uint8), scales)
+        elif form in (WeightForm.INT4, WeightForm.INT4_32):
+            for integers in self.store.int4_views(key):
+                fill_int4(integers, generator, scale / 6)
         elif form is WeightForm.NVFP4:
             for four in self.store.nvfp4_views(key):
                 codes = torch.randint(0, 256, (four.rows, four.columns // 2), generator=generator)
@@ -107,6 +110,9 @@ class Rig:
         if layout.nvfp4:
             halves = [exact_nvfp4(matrix).to(dtype) for matrix in self.store.nvfp4_views(key)]
             return torch.cat(halves[:-1]), halves[-1]
+        if layout.span:
+            exact = [exact_int4(integers).to(dtype) for integers in self.store.int4_views(key)]
+            return torch.cat(exact[:-1]), exact[-1]
         if not layout.fp8:
             gate_up, down = self.store.weights(key)
             return gate_up.to(dtype), down.to(dtype)
@@ -256,9 +262,11 @@ def test_an_exact_sum_is_exact() -> None:
         (192, 128, 64, {"form": WeightForm.BF12}),
         (192, 128, 64, {"form": WeightForm.FP8}),
         pytest.param(192, 128, 64, {"form": WeightForm.NVFP4}, marks=pytest.mark.slow),
+        pytest.param(192, 128, 64, {"form": WeightForm.INT4}, marks=pytest.mark.slow),
+        pytest.param(192, 128, 64, {"form": WeightForm.INT4_32}, marks=pytest.mark.slow),
         (130, 72, 71, {"activation": KINDS[-1]}),
     ],
-    ids=["rows", "columns", "mxfp4", "bf12", "fp8", "nvfp4", "ungated"],
+    ids=["rows", "columns", "mxfp4", "bf12", "fp8", "nvfp4", "int4", "int4-32", "ungated"],
 )
 def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
     hidden: int, inner: int, share: int, options: dict[str, object]

@@ -1,5 +1,5 @@
-"""The CPU lane with records in FP8 and NVFP4 against float64, and every code, scale and column of FP8 by
-itself."""
+"""The CPU lane with records in FP8, NVFP4 and INT4 against float64, and every code, scale and column of FP8
+by itself."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.float8 import values
 
 ONE = 0x38  # the code of 1
+FORMS = WeightForm.FP8, WeightForm.NVFP4, WeightForm.INT4, WeightForm.INT4_32
+NAMES = [form.value for form in FORMS]
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize("form", [WeightForm.FP8, WeightForm.NVFP4], ids=["fp8", "nvfp4"])
+@pytest.mark.parametrize("form", FORMS, ids=NAMES)
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-6)], ids=["bfloat16", "float32"]
 )
@@ -65,8 +67,13 @@ def check_codes(compute: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("form", "sixteenths"),
-    [(WeightForm.FP8, 16.5), pytest.param(WeightForm.NVFP4, 9, marks=pytest.mark.slow)],
-    ids=["fp8", "nvfp4"],
+    [
+        (WeightForm.FP8, 16.5),
+        pytest.param(WeightForm.NVFP4, 9, marks=pytest.mark.slow),
+        pytest.param(WeightForm.INT4, 8.5, marks=pytest.mark.slow),
+        pytest.param(WeightForm.INT4_32, 10, marks=pytest.mark.slow),
+    ],
+    ids=NAMES,
 )
 def test_what_is_read_and_fetched_ahead_is_counted_in_bytes_of_the_form(
     form: WeightForm, sixteenths: float
@@ -75,7 +82,7 @@ def test_what_is_read_and_fetched_ahead_is_counted_in_bytes_of_the_form(
         check_ahead_bytes(made, lambda weights: int(weights * sixteenths / 16))
 
 
-@pytest.mark.parametrize("form", [WeightForm.FP8, WeightForm.NVFP4], ids=["fp8", "nvfp4"])
+@pytest.mark.parametrize("form", FORMS, ids=NAMES)
 @pytest.mark.parametrize("options", [{"activation": KINDS[4]}, {"transposed": True}], ids=str)
 def test_what_the_form_has_no_order_for_is_refused(form: WeightForm, options: dict[str, object]) -> None:
     with pytest.raises(AssertionError), rig(64, 64, form=form, **options):

@@ -28,16 +28,20 @@ WITH_AVX512 = pytest.mark.skipif(not HAS_AVX512, reason="this processor has no A
         ("haswell", AVX2, "plain mxfp4"),
         ("haswell", AVX2, "fp8"),
         ("haswell", AVX2, "nvfp4"),
+        ("haswell", AVX2, "int4 int4-32"),
         ("haswell", "", "mxfp4 bf12"),
         ("haswell", "", "fp8"),
         ("haswell", "", "nvfp4"),
+        ("haswell", "", "int4 int4-32"),
         pytest.param("skylake-avx512", AVX512, "mxfp4 bf12", marks=WITH_AVX512),
         pytest.param("skylake-avx512", AVX512, "fp8", marks=WITH_AVX512),
         pytest.param("skylake-avx512", AVX512, "nvfp4", marks=WITH_AVX512),
+        pytest.param("skylake-avx512", AVX512, "int4 int4-32", marks=WITH_AVX512),
     ],
     ids=[
-        "avx2", "avx2, other forms", "avx2, fp8", "avx2, nvfp4", "no look-up", "no look-up, fp8",
-        "no look-up, nvfp4", "no bfloat16", "no bfloat16, fp8", "no bfloat16, nvfp4",
+        "avx2", "avx2, other forms", "avx2, fp8", "avx2, nvfp4", "avx2, int4", "no look-up",
+        "no look-up, fp8", "no look-up, nvfp4", "no look-up, int4", "no bfloat16", "no bfloat16, fp8",
+        "no bfloat16, nvfp4", "no bfloat16, int4",
     ],
 )  # fmt: skip
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def test_pieces_of_records_in_fp8(hidden: int, inner: int, gated: bool, chance: 
     columns = quantum * (chance % (inner // quantum) + 1)
     shapes = ((1 + gated) * inner, hidden), (hidden, inner)
     layout = RecordLayout(*shapes, transposed=False, form=WeightForm.FP8)
-    record = torch.zeros(layout.fp8_bytes, dtype=torch.uint8)
+    record = torch.zeros(layout.coded_bytes, dtype=torch.uint8)
     *gate_up, down = layout.fp8_views(record)
     strips = columns // 16
     for matrix in gate_up:
@@ -116,7 +116,7 @@ def test_pieces_of_records_in_fp8(hidden: int, inner: int, gated: bool, chance: 
     down.scales[:, : -(-columns // 128)].view(torch.uint8).fill_(1)
     pieces = rest_pieces(layout, False, quantum, torch.bfloat16)
     assert pieces and all(piece.fits for piece in pieces)
-    found = covered(pieces, columns, layout.fp8_bytes // WORD_BYTES)
+    found = covered(pieces, columns, layout.coded_bytes // WORD_BYTES)
     assert (np.repeat(found, WORD_BYTES) == record.numpy()).all()
     for piece in pieces:
         if piece.counted:
@@ -129,7 +129,7 @@ def test_pieces_of_records_in_nvfp4(hidden: int, inner: int, gated: bool, chance
     columns = quantum * (chance % (inner // quantum) + 1)
     shapes = ((1 + gated) * inner, hidden), (hidden, inner)
     layout = RecordLayout(*shapes, transposed=False, form=WeightForm.NVFP4)
-    record = torch.zeros(layout.nvfp4_bytes, dtype=torch.uint8)
+    record = torch.zeros(layout.coded_bytes, dtype=torch.uint8)
     *gate_up, down = layout.nvfp4_views(record)
     strips = columns // 16
     for matrix in gate_up:
@@ -138,7 +138,36 @@ def test_pieces_of_records_in_nvfp4(hidden: int, inner: int, gated: bool, chance
     down.codes[:, : columns // 64] = down.scales[:, : columns // 64] = 1
     pieces = rest_pieces(layout, False, quantum, torch.bfloat16)
     assert pieces and all(piece.fits and piece.counted for piece in pieces)
-    found = covered(pieces, columns, layout.nvfp4_bytes // WORD_BYTES)
+    found = covered(pieces, columns, layout.coded_bytes // WORD_BYTES)
     assert (np.repeat(found, WORD_BYTES) == record.numpy()).all()
     for piece in pieces:
         assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 6), st.booleans(), st.integers(0, 99),
+    st.sampled_from([WeightForm.INT4, WeightForm.INT4_32]),
+)  # fmt: skip
+def test_pieces_of_records_in_int4(
+    hidden: int, inner: int, gated: bool, chance: int, form: WeightForm
+) -> None:
+    hidden, inner = 64 * hidden, 64 * inner
+    quantum = 128 if inner % 128 == 0 else 64
+    columns = quantum * (chance % (inner // quantum) + 1)
+    shapes = ((1 + gated) * inner, hidden), (hidden, inner)
+    layout = RecordLayout(*shapes, transposed=False, form=form)
+    record = torch.zeros(layout.coded_bytes, dtype=torch.uint8)
+    *gate_up, down = layout.int4_views(record)
+    strips, one = columns // 16, 0x01010101
+    for matrix in gate_up:
+        matrix.codes[:strips] = 1
+        matrix.words[:strips] = one
+    down.codes[:, : columns // 64] = 1
+    down.words[:, : -(-columns // down.span)] = one
+    pieces = rest_pieces(layout, False, quantum, torch.bfloat16)
+    assert pieces and all(piece.fits for piece in pieces)
+    found = covered(pieces, columns, layout.coded_bytes // WORD_BYTES)
+    assert (np.repeat(found, WORD_BYTES) == record.numpy()).all()
+    for piece in pieces:
+        if piece.counted:
+            assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)

@@ -10,12 +10,9 @@ from localmoe.experts.records import RecordLayout
 
 def same_record(layout: RecordLayout, one: Tensor, other: Tensor) -> bool:
     """Of any device; what follows a record does not count."""
-    if layout.fp8:  # of whole pages
-        pairs = zip(layout.fp8_views(one.cpu()), layout.fp8_views(other.cpu()), strict=True)
-        return all(torch.equal(a.codes, b.codes) and torch.equal(a.scales, b.scales) for a, b in pairs)
-    if layout.nvfp4:
-        fours = zip(layout.nvfp4_views(one.cpu()), layout.nvfp4_views(other.cpu()), strict=True)
-        taken = ((a.take(), b.take()) for a, b in fours)
+    if layout.packed and not layout.bf12:  # of whole pages
+        pairs = zip(layout.packed_views(one.cpu()), layout.packed_views(other.cpu()), strict=True)
+        taken = ((a.take(), b.take()) for a, b in pairs)
         return all(torch.equal(x, y) for pair in taken for x, y in zip(*pair, strict=True))
     if not layout.bf12:
         size = min(len(one), len(other))

@@ -3,8 +3,8 @@ tokens at once, in one pass over the strip, from its first byte to its last: mem
 where not all sums stay in registers.
 
 Weights are not decoded to memory: a vector of codes is looked up as the processor can, products are exact,
-and the sum of columns that share a scale, in MXFP4 and NVFP4 eight and in FP8 four or eight, is multiplied by
-it before it is added to the rest. A token's sum is the same whatever other tokens are with it.
+and the sum of columns that share a scale, of those in a lane's words, is multiplied by it before it is added
+to the rest. A token's sum is the same whatever other tokens are with it.
 
 Activations lie as vectors of codes want them, see codings.place.
 """
@@ -21,6 +21,7 @@ from localmoe.kernels.cpu.atoms import prefetch
 from localmoe.kernels.cpu.codings import SCALES_ROW, Coding, coding_of
 from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES
 from localmoe.kernels.cpu.strip_vectors import (
+    INTS,
     activations,
     ahead_of,
     row_parts,
@@ -40,6 +41,8 @@ from localmoe.kernels.cpu.vector_loops import (
     zeros,
 )
 from localmoe.kernels.fp8_tiles import TILE_COLUMNS, TILE_ROWS
+
+_ONES = 0x3F803F80  # a pair of bfloat16
 
 
 class _Tile:
@@ -64,13 +67,14 @@ class _Tile:
         """Add products of so many tiles, of one or of two that share scales, to the sums: one vector for some
         rows together and a token."""
         lines, vectors = self._lines_ahead(tile, count), TILE_ROWS // self.together
+        totals = self._totals(tile, count)
         # many at once wait for each other, and what is computed waits for them; but vectors share no
         # activations across a prefetch, by which four tokens lose more
         turns = vectors if self.coding.spreads and len(self.tokens) < 4 else 1
         for vector in range(vectors):
             for line in lines[vector * len(lines) // turns : (vector + 1) * len(lines) // turns]:
                 prefetch(self.builder, line, near=self.coding.near)
-            self._add(tile, count, vector, sums)
+            self._add(tile, count, vector, sums, totals)
         return sums
 
     def _lines_ahead(self, tile: Any, count: int) -> list[Any]:
@@ -82,8 +86,32 @@ class _Tile:
             lines += [b.add(wanted, const(line)) for line in range(0, coding.tile_bytes, LINE)]
         return lines
 
-    def _add(self, first: Any, count: int, vector: int, sums: list[Any]) -> None:
-        """Products of the tiles' rows of a vector."""
+    def _totals(self, first: Any, count: int) -> list[list[Any]]:
+        """For each part of a row, of each token: sums of its activations in so many tiles, where weights are
+        shifted."""
+        b, coding, ones = self.builder, self.coding, ir.Constant(INTS, [_ONES] * LANES)
+        if coding.shifts is None:
+            return []
+        found = [[zeros(1)[0] for _ in self.tokens] for _ in range(row_parts(coding.words))]
+        for part, totals in enumerate(found):
+            for i in range(count):
+                for t, token in enumerate(self.tokens):
+                    at = self._activations_at(token, b.add(first, const(i)))
+                    for step in range(TILE_COLUMNS // coding.words // (2 if self.pairwise else 1)):
+                        x = activations(b, at, step, part, self.pairwise, coding.words)
+                        totals[t] = (
+                            multiply_add_pairs(b, ones, x, totals[t])
+                            if self.pairwise
+                            else b.fadd(x, totals[t])
+                        )
+        return found
+
+    def _activations_at(self, token: Any, tile: Any) -> Any:
+        b = self.builder
+        return b.add(token, b.mul(tile, const(TILE_COLUMNS * (2 if self.pairwise else 4))))
+
+    def _add(self, first: Any, count: int, vector: int, sums: list[Any], totals: list[list[Any]]) -> None:
+        """Products of the tiles' rows of a vector. totals: see _totals."""
         b, coding, row = self.builder, self.coding, vector * self.together
         which = b.urem(first, const(coding.scaled))  # of the tiles that scales are for
         scales = b.add(self.scales, b.mul(b.sub(first, which), const(coding.scale_bytes)))
@@ -102,6 +130,14 @@ class _Tile:
                         self._products(these, token, tile, part, before)
                         for token, before in zip(self.tokens, some, strict=True)
                     ]
+            for shift in (
+                coding.shifts(b, b.add(scales, const(SCALES_ROW * row)), part) if coding.shifts else ()
+            ):
+                (some,) = products  # all of a row's vectors have one scale
+                some[:] = [
+                    multiply_add(b, shift, total, product)
+                    for total, product in zip(totals[part], some, strict=True)
+                ]
             for some, scale in zip(products, factors, strict=True):
                 for i, product in enumerate(some, vector * len(self.tokens)):
                     sums[i] = multiply_add(b, product, scale, sums[i])
@@ -110,7 +146,7 @@ class _Tile:
         """Sums of columns that share a scale. weights: with their numbers. before: those of a tile before, or
         None."""
         b, products = self.builder, before
-        at = b.add(token, b.mul(tile, const(TILE_COLUMNS * (2 if self.pairwise else 4))))
+        at = self._activations_at(token, tile)
         if self.pairwise and before is None:
             products = zeros(1)[0]
         for step, weight in weights:

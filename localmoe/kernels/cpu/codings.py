@@ -13,7 +13,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from localmoe.kernels import fp8_tiles
-from localmoe.kernels.cpu import fp8_vectors, mxfp4_vectors, nvfp4_vectors
+from localmoe.kernels.cpu import fp8_vectors, int4_vectors, mxfp4_vectors, nvfp4_vectors
 from localmoe.kernels.cpu.processor import FETCHES_FAR
 from localmoe.kernels.cpu.strip_vectors import WORDS, bits_of
 from localmoe.kernels.cpu.vector_loops import const
@@ -24,6 +24,7 @@ SCALES_ROW = 4  # bytes of scales that a row has for one or two tiles
 # the word that stands for each
 CODED: dict[WeightForm, np.generic] = {
     WeightForm.MXFP4: np.uint16(0), WeightForm.FP8: np.uint8(0), WeightForm.NVFP4: np.uint32(0),
+    WeightForm.INT4: np.int8(0), WeightForm.INT4_32: np.int16(0),
 }  # fmt: skip
 assert fp8_tiles.SCALE_COLUMNS == 2 * TILE_COLUMNS
 
@@ -41,7 +42,9 @@ class Coding:
             tile's, from the lowest on.
         shares: a row has one scale for two tiles. They are taken together where products are those of pairs;
             others gain nothing by it.
-        scaled: tiles that SCALES_ROW bytes are for. factors: behind a strip's scales there is a float32 for
+        scaled: tiles that SCALES_ROW bytes are for; or `spans` times as many for one, those of all rows one
+            after the other. shifts: (builder, address of the first row's, part of the row): as `scales`, what
+            is added to each weight. factors: behind a strip's scales there is a float32 for
             each row, by which its sums are multiplied.
         ahead: tiles fetched before they are used, an even number. near: into the first cache. spreads: a few
             lines with each vector, instead of all at once (measured by benchmarks/cpu_experts.py).
@@ -57,6 +60,8 @@ class Coding:
     spreads: bool
     scaled: int = 2
     factors: bool = False
+    spans: int = 1
+    shifts: Callable[[Any, Any, int], list[Any]] | None = None
 
     @property
     def bits(self) -> int:
@@ -76,7 +81,7 @@ class Coding:
     @property
     def scale_bytes(self) -> int:
         """Of a tile's scales, where two tiles share them half of these."""
-        return SCALES_ROW * TILE_ROWS // self.scaled
+        return self.spans * SCALES_ROW * TILE_ROWS // self.scaled
 
 
 MXFP4 = Coding(
@@ -90,9 +95,22 @@ FP8 = Coding(
 )  # fmt: skip
 
 
+INT4 = replace(
+    MXFP4, weights=int4_vectors.weights, scales=int4_vectors.scales_by(int4_vectors.wide),
+    shifts=int4_vectors.shifts_by(int4_vectors.wide),
+)  # fmt: skip
+INT4_32 = replace(
+    MXFP4, weights=int4_vectors.weights, scales=int4_vectors.scales_by(int4_vectors.narrow),
+    shifts=int4_vectors.shifts_by(int4_vectors.narrow), scaled=1, spans=2,
+)  # fmt: skip
+_CODINGS = {
+    types.uint16: MXFP4, types.uint8: FP8, types.uint32: NVFP4, types.int8: INT4, types.int16: INT4_32,
+}  # fmt: skip
+
+
 def coding_of(coded: Any) -> Coding:
     """coded: the word's type, as numba has it."""
-    return FP8 if coded == types.uint8 else NVFP4 if coded == types.uint32 else MXFP4
+    return _CODINGS[coded]
 
 
 @intrinsic
@@ -104,7 +122,12 @@ def code_bits(context: Any, coded: Any) -> Any:
 @intrinsic
 def scale_span(context: Any, coded: Any) -> Any:
     """Columns that SCALES_ROW bytes of a row are for."""
-    return types.int64(coded), lambda _, __, ___, ____: const(coding_of(coded).scaled * TILE_COLUMNS)
+
+    def generate(_: Any, __: Any, ___: Any, ____: Any) -> Any:
+        coding = coding_of(coded)
+        return const(coding.scaled * TILE_COLUMNS // coding.spans)
+
+    return types.int64(coded), generate
 
 
 @intrinsic

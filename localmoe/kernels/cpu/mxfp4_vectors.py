@@ -20,6 +20,7 @@ _WORD_PAIRS = 4
 BY_BYTES = HAS_AVX2 and not HAS_AVX512
 # of a sign, two bits of exponent and one of mantissa (FP4 E2M1)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # of each code
 _DOUBLED = 0xC8643210  # the same times two, four bits each
 _LEAST_POWER = 0x00400000  # 2^-127, for which the exponent's bits alone say zero
 
@@ -54,34 +55,34 @@ def powers(builder: Any, address: Any, half: Any, part: int) -> list[Any]:
     return [b.bitcast(power, VECTOR)]
 
 
-def weights(builder: Any, address: Any, pairwise: bool) -> list[Any]:
+def weights(builder: Any, address: Any, pairwise: bool, values: Sequence[float] = _VALUES) -> list[Any]:
     """What meets activations as they lie in their order, one vector after the other: bfloat16 pairs, or
-    float32. address: of a vector of code words."""
+    float32. address: of a vector of code words. values: of codes; others than those of MXFP4 count up by
+    one."""
     b, words = builder, load_at(builder, address, INTS, 4)
     if pairwise:
-        return [_pairs(b, b.lshr(words, _ints(4 * j))) for j in range(_WORD_PAIRS)]
+        return [_pairs(b, b.lshr(words, _ints(4 * j)), values) for j in range(_WORD_PAIRS)]
     if BY_BYTES:
-        return [half for pairs in _byte_pairs(b, words) for half in halves(b, pairs)]
+        return [half for pairs in _byte_pairs(b, words, values) for half in halves(b, pairs)]
     return [
-        _floats(b, b.lshr(words, _ints(4 * j + 16 * second)) if j + second else words)
+        _floats(b, b.lshr(words, _ints(4 * j + 16 * second)) if j + second else words, values)
         for j in range(_WORD_PAIRS)
         for second in range(2)
     ]
 
 
-def _pairs(builder: Any, codes: Any) -> Any:
+def _pairs(builder: Any, codes: Any, values: Sequence[float]) -> Any:
     """bfloat16 of the codes in the lowest bits of both halves."""
     b, kind = builder, ir.VectorType(I16, 2 * LANES)
-    signed = [*_MAGNITUDES, *(-value for value in _MAGNITUDES)]
-    table = ir.Constant(kind, [_bits(value) >> 16 for value in signed] * 2)
+    table = ir.Constant(kind, [_bits(value) >> 16 for value in values] * 2)
     found = call_llvm(b, kind, "llvm.x86.avx512.permvar.hi.512", table, b.bitcast(codes, kind))
     return b.bitcast(found, INTS)
 
 
-def _byte_pairs(builder: Any, words: Any) -> list[Any]:
+def _byte_pairs(builder: Any, words: Any, values: Sequence[float]) -> list[Any]:
     """bfloat16 of all codes, in the order that unpacking bytes leaves them in, see `place`."""
     b, kind = builder, BYTES
-    signed = [_bits(value) >> 16 for value in (*_MAGNITUDES, *(-value for value in _MAGNITUDES))]
+    signed = [_bits(value) >> 16 for value in values]
     lower, upper = (
         ir.Constant(kind, [number >> shift & 255 for number in signed] * (LANES // 4)) for shift in (0, 8)
     )
@@ -93,12 +94,14 @@ def _byte_pairs(builder: Any, words: Any) -> list[Any]:
     return [unpacked(b, low, high, first) for first in (0, 8) for low, high in found]
 
 
-def _floats(builder: Any, codes: Any) -> Any:
+def _floats(builder: Any, codes: Any, values: Sequence[float]) -> Any:
     """float32 of the codes in the lowest bits."""
     b = builder
     if HAS_AVX512:
-        table = ir.Constant(VECTOR, [*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
+        table = ir.Constant(VECTOR, list(values))
         return call_llvm(b, VECTOR, "llvm.x86.avx512.permvar.sf.512", table, codes)
+    if values is not _VALUES:
+        return b.sitofp(b.add(b.and_(codes, _ints(15)), _ints(int(values[0]))), VECTOR)
     place = b.shl(b.and_(codes, _ints(7)), _ints(2))
     doubled = b.and_(b.lshr(_ints(_DOUBLED), place), _ints(15))
     half = ir.Constant(VECTOR, [0.5] * LANES)

@@ -9,16 +9,9 @@ import triton
 import triton.language as tl
 
 from localmoe.kernels.gpu import bf12_weights as bf12
-from localmoe.kernels.gpu import fp8_weights as fp8
-from localmoe.kernels.gpu import nvfp4_weights as nvfp4
+from localmoe.kernels.gpu import coded_weights as coded
+from localmoe.kernels.gpu.forms import BF12, MXFP4, PLAIN
 from localmoe.kernels.gpu.mxfp4_weights import code_places, decode, scale_places
-
-# forms, see kernels.weight_forms
-PLAIN = tl.constexpr(0)
-MXFP4 = tl.constexpr(1)
-BF12 = tl.constexpr(2)
-FP8 = tl.constexpr(3)
-NVFP4 = tl.constexpr(4)
 
 
 @triton.jit
@@ -182,14 +175,6 @@ def gate_up(
         gate, up = _bf12_gate_up(
             x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, STRAYS, GATED, KEEP, PTX, BM, BN, BK
         )
-    elif FORM == FP8:
-        gate, up = fp8.gate_up(
-            x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, GATED, KEEP, PTX, BM, BN, BK
-        )
-    elif FORM == NVFP4:
-        gate, up = nvfp4.gate_up(
-            x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, GATED, KEEP, PTX, BM, BN, BK
-        )
     elif FORM == MXFP4:
         tl.static_assert(GATED)  # see records.RecordLayout.fits_mxfp4
         a_at = x + rows[:, None] * x_stride + tl.arange(0, BK)[None, :]
@@ -202,6 +187,10 @@ def gate_up(
         else:
             gate = _mxfp4_tile(a_at, ok, w, keep, nb * BN, 0, behind, S, I, H, KEEP, PTX, BM, BN, BK)
             up = _mxfp4_tile(a_at, ok, w, keep, I + nb * BN, 0, behind, S, 2 * I, H, KEEP, PTX, BM, BN, BK)
+    elif FORM != PLAIN:
+        gate, up = coded.gate_up(
+            x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, FORM, GATED, KEEP, PTX, BM, BN, BK
+        )
     else:
         gate, up = _gate_up_tile(
             x, x_stride, rows, ok, w, behind, keep, nb, H, I, TRANSPOSED, GATED, INTERLEAVED, KEEP, BM, BN, BK
@@ -259,17 +248,12 @@ def down(
         acc = _bf12_down(
             inner + pair * I, ok, w, keep, nb, skipped, SIDE, H, I, MORE_STRAYS, KEEP, PTX, BM, BN, BK
         )
-    elif FORM == FP8:
-        # behind its codes and gate's and up's scales
-        S: tl.constexpr = I * H // 4 + (2 if GATED else 1) * I * ((H + 127) // 128)
-        acc = fp8.down(inner + pair * I, ok, w, keep, nb, skipped, S, I, KEEP, PTX, BM, BN, BK)
-    elif FORM == NVFP4:
-        T: tl.constexpr = I * H // 8 + (2 if GATED else 1) * I * (H // 64 + 1)  # likewise
-        acc = nvfp4.down(inner + pair * I, ok, w, keep, nb, skipped, T, I, KEEP, PTX, BM, BN, BK)
     elif FORM == MXFP4:
         a_at = inner + pair[:, None] * I + tl.arange(0, BK)[None, :]
         W: tl.constexpr = I * H // 8 + 2 * I * ((H + 127) // 128)  # behind its codes and gate_up's scales
         acc = _mxfp4_tile(a_at, ok, w, keep, nb * BN, skipped, W, W, H, I, KEEP, PTX, BM, BN, BK)
+    elif FORM != PLAIN:
+        acc = coded.down(inner + pair * I, ok, w, keep, nb, skipped, H, I, FORM, GATED, KEEP, PTX, BM, BN, BK)
     else:
         acc = _down_tile(inner, pair, ok, w, keep, nb, skipped, SPLIT, H, I, TRANSPOSED, KEEP, BM, BN, BK)
     return acc

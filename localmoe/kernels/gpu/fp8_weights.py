@@ -66,59 +66,7 @@ def decode(codes, PTX: tl.constexpr):
 
 
 @triton.jit
-def _add(
-    acc, a, words, keep, scales, kept_scales, start, KEEP: tl.constexpr, PTX: tl.constexpr
-):  # fmt: skip
-    """acc (M, N) and products with columns from `start` on. words, scales: pointers to those of column 0.
-    With KEEP what is read is written to `keep` and `kept_scales`."""
-    codes = tl.load(words + start * 4, eviction_policy="evict_first")
-    factors = tl.load(scales + start // 128 * 16, eviction_policy="evict_first")
-    if KEEP:
-        tl.store(keep + start * 4, codes)
-        tl.store(kept_scales + start // 128 * 16, factors)
+def add(acc, a, codes, scales, PTX: tl.constexpr):
+    """acc (M, N) and a (M, 64) times codes, int32 (N, 16), times their scales, bits of float32 (N,)."""
     found = dot(a, tl.trans(decode(codes, PTX)), tl.zeros(acc.shape, tl.float32), PTX)
-    return acc + found * factors.to(tl.float32, bitcast=True)[None, :]
-
-
-@triton.jit
-def gate_up(
-    a_rows, ok, words, to_up, record, keep, block, R: tl.constexpr, C: tl.constexpr, GATED: tl.constexpr,
-    KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Products with a block of BN rows of gate and of up, matrices (R, C) in FP8: float32 (BM, BN) each,
-    without GATED twice the same. With KEEP what is read is written to its slot. a_rows: pointers (BM,) to
-    rows of the other factor. to_up: words from gate's codes to up's; scales are read of `record`. BK: 64."""
-    UP: tl.constexpr = R * C // 4
-    SIDE: tl.constexpr = (3 if GATED else 2) * UP  # behind the codes of all matrices
-    BESIDE: tl.constexpr = R * ((C + 127) // 128)
-    n = block * BN + tl.arange(0, BN)
-    at, scale_at = code_places(n, C), SIDE + scale_places(n, C)
-    a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
-    gate = tl.zeros([BM, BN], tl.float32)
-    up = tl.zeros([BM, BN], tl.float32)
-    for start in range(0, C, BK):
-        a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
-        gate = _add(gate, a, words + at, keep + at, record + scale_at, keep + scale_at, start, KEEP, PTX)
-        if GATED:
-            side, kept = record + BESIDE + scale_at, keep + BESIDE + scale_at
-            up = _add(up, a, words + to_up + at, keep + UP + at, side, kept, start, KEEP, PTX)
-    if not GATED:
-        up = gate
-    return gate, up
-
-
-@triton.jit
-def down(
-    a_rows, ok, words, keep, block, skipped, SIDE: tl.constexpr, C: tl.constexpr, KEEP: tl.constexpr,
-    PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Likewise with a block of one matrix of C columns. skipped: columns that are left out, a multiple of BK.
-    SIDE: words from its codes to its scales."""
-    n = block * BN + tl.arange(0, BN)
-    at, scale_at = code_places(n, C), SIDE + scale_places(n, C)
-    a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
-    acc = tl.zeros([BM, BN], tl.float32)
-    for start in range(skipped, C, BK):
-        a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
-        acc = _add(acc, a, words + at, keep + at, words + scale_at, keep + scale_at, start, KEEP, PTX)
-    return acc
+    return acc + found * scales.to(tl.float32, bitcast=True)[None, :]

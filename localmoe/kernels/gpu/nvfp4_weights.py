@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from localmoe.kernels.gpu.bf12_weights import dot
-from localmoe.kernels.gpu.mxfp4_weights import code_places, weights
+from localmoe.kernels.gpu.mxfp4_weights import weights
 
 _STRIP = tl.constexpr(16)  # rows
 # A scale's exponent and mantissa, put where those of a bfloat16 end and begin, are its value times 2^-120; in
@@ -48,67 +48,15 @@ def decode(codes, scales, PTX: tl.constexpr):
 
 
 @triton.jit
-def _add(acc, a, words, keep, scales, kept_scales, start, KEEP: tl.constexpr, PTX: tl.constexpr):
-    """acc (M, N) and products with columns from `start` on. words, scales: pointers to those of column 0.
-    With KEEP what is read is written to `keep` and `kept_scales`."""
-    codes = tl.load(words + start * 2, eviction_policy="evict_first")
-    factors = tl.load(scales + start // 64 * 16, eviction_policy="evict_first")
-    if KEEP:
-        tl.store(keep + start * 2, codes)
-        tl.store(kept_scales + start // 64 * 16, factors)
-    return dot(a, tl.trans(decode(codes, factors, PTX)), acc, PTX)
+def add(acc, a, codes, scales, PTX: tl.constexpr):
+    """acc (M, N) and a (M, 64) times codes, int32 (N, 8), times their scales, int32 (N,)."""
+    return dot(a, tl.trans(decode(codes, scales, PTX)), acc, PTX)
 
 
 @triton.jit
-def _scaled(acc, scales, kept_scales, C: tl.constexpr, KEEP: tl.constexpr):
+def scaled(acc, scales, kept_scales, C: tl.constexpr, KEEP: tl.constexpr):
     """Sums (M, N) times their rows' factors, which lie behind the scales."""
     factors = tl.load(scales + C // 64 * 16)
     if KEEP:
         tl.store(kept_scales + C // 64 * 16, factors)
     return acc * factors.to(tl.float32, bitcast=True)[None, :]
-
-
-@triton.jit
-def gate_up(
-    a_rows, ok, words, to_up, record, keep, block, R: tl.constexpr, C: tl.constexpr, GATED: tl.constexpr,
-    KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """As fp8_weights.gate_up, of matrices in NVFP4."""
-    UP: tl.constexpr = R * C // 8
-    SIDE: tl.constexpr = (3 if GATED else 2) * UP  # behind the codes of all matrices
-    BESIDE: tl.constexpr = R * (C // 64 + 1)
-    n = block * BN + tl.arange(0, BN)
-    at, scale_at = code_places(n, C, BK), SIDE + scale_places(n, C)
-    a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
-    gate = tl.zeros([BM, BN], tl.float32)
-    up = tl.zeros([BM, BN], tl.float32)
-    side, kept = record + scale_at, keep + scale_at
-    for start in range(0, C, BK):
-        a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
-        gate = _add(gate, a, words + at, keep + at, side, kept, start, KEEP, PTX)
-        if GATED:
-            up = _add(
-                up, a, words + to_up + at, keep + UP + at, side + BESIDE, kept + BESIDE, start, KEEP, PTX
-            )
-    gate = _scaled(gate, side, kept, C, KEEP)
-    if GATED:
-        up = _scaled(up, side + BESIDE, kept + BESIDE, C, KEEP)
-    else:
-        up = gate
-    return gate, up
-
-
-@triton.jit
-def down(
-    a_rows, ok, words, keep, block, skipped, SIDE: tl.constexpr, C: tl.constexpr, KEEP: tl.constexpr,
-    PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """As fp8_weights.down, likewise."""
-    n = block * BN + tl.arange(0, BN)
-    at, scale_at = code_places(n, C, BK), SIDE + scale_places(n, C)
-    a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
-    acc = tl.zeros([BM, BN], tl.float32)
-    for start in range(skipped, C, BK):
-        a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
-        acc = _add(acc, a, words + at, keep + at, words + scale_at, keep + scale_at, start, KEEP, PTX)
-    return _scaled(acc, words + scale_at, keep + scale_at, C, KEEP)

@@ -20,6 +20,7 @@ from localmoe.kernels import mxfp4_tiles
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.bf12_tiles import TILE_COLUMNS, TILE_ROWS, stray_room
 from localmoe.kernels.gpu.dependent import after_previous
+from localmoe.kernels.gpu.forms import NUMBERS
 from localmoe.kernels.gpu.grouping import Groups
 from localmoe.kernels.gpu.lane_kernels import post_job, wait_for_answer
 from localmoe.kernels.gpu.launch import launch, without_modes
@@ -29,10 +30,9 @@ from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
 from localmoe.kernels.weight_forms import WeightForm
 
-# as expert_tiles names them
-_FORMS = {
-    WeightForm.PLAIN: 0, WeightForm.MXFP4: 1, WeightForm.BF12: 2, WeightForm.FP8: 3, WeightForm.NVFP4: 4,
-}  # fmt: skip
+_IN_TILES = (
+    WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4, WeightForm.INT4, WeightForm.INT4_32,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class Launch:
 _STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 5)
 _TALL_STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 3)  # of a prompt's rows, which are more bytes than the codes
 _FP8, _TALL_FP8 = Launch(32, TILE_COLUMNS, 2, 5), Launch(64, TILE_COLUMNS, 4, 3)
-_NVFP4, _TALL_NVFP4 = Launch(32, TILE_COLUMNS, 2, 4), Launch(64, TILE_COLUMNS, 2, 4)
+_FOUR_BITS, _TALL_FOUR_BITS = Launch(32, TILE_COLUMNS, 2, 4), Launch(64, TILE_COLUMNS, 2, 4)
+_HALVES = Launch(32, TILE_COLUMNS, 2, 3)
 _TALL = 64  # rows
 _WAITING = 8  # tokens whose sums each wait for the CPU's answer themselves
 _COLUMNS_AHEAD = 64  # that are copied ahead at a time, so that many bytes are on their way
@@ -104,8 +105,10 @@ def _coded_launch(form: WeightForm, rows: int, length: int) -> Launch:
         return _TALL_STRIP if tall else _STRIP
     if form is WeightForm.FP8:
         return _TALL_FP8 if tall else _FP8
-    if form is WeightForm.NVFP4:
-        return _TALL_NVFP4 if tall else _NVFP4
+    if form is WeightForm.INT4_32:
+        return _HALVES
+    if form is not WeightForm.MXFP4:
+        return _TALL_FOUR_BITS if tall else _FOUR_BITS
     # two warps keep tall tiles on the tensor cores' step that short ones take
     return Launch(32, _coded_block_k(length), 2, 5)
 
@@ -113,7 +116,7 @@ def _coded_launch(form: WeightForm, rows: int, length: int) -> Launch:
 def split_quantum(inner: int, form: WeightForm) -> int:
     """Inner columns by which an expert may be split between GPU and CPU, such that the GPU's loads stay
     aligned and it reads whole blocks of codes; 0: not at all."""
-    if form in (WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4):
+    if form in _IN_TILES:
         return TILE_COLUMNS
     if form is WeightForm.MXFP4:
         return _coded_block_k(inner)
@@ -124,7 +127,7 @@ def stage_block(shape: ExpertShape) -> int:
     """Inner columns that are copied ahead at a time, as some of gate_up's programs read them; 0: its records
     do not come in such pieces."""
     block, interleaved = gate_up_launch(shape, 1).block_n, shape.activation.interleaved
-    if shape.form in (WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4):
+    if shape.form in _IN_TILES:
         return _COLUMNS_AHEAD
     if shape.mxfp4:
         return block if interleaved else 0
@@ -210,7 +213,7 @@ def run_groups(
     common = (groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket)
     kind, alpha, limit = shape.activation.kind, shape.activation.alpha, shape.activation.limit
     words = None if shape.form is WeightForm.PLAIN else inner.view(torch.int32)
-    form, ptx = _FORMS[shape.form], takes_ptx(x)
+    form, ptx = NUMBERS[shape.form], takes_ptx(x)
     strays, more_strays = (stray_room(size) if shape.bf12 else 0 for size in (shape.hidden, shape.inner))
     blocks = gate_up_launch(shape, block_rows)
     launch(

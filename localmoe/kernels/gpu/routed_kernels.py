@@ -9,7 +9,8 @@ import triton.language as tl
 
 from localmoe.kernels.gpu.activations import apply_activation
 from localmoe.kernels.gpu.dependent import wait_for_previous
-from localmoe.kernels.gpu.expert_tiles import FP8, MXFP4, NVFP4, PLAIN, down, gate_up
+from localmoe.kernels.gpu.expert_tiles import down, gate_up
+from localmoe.kernels.gpu.forms import BF12, FP8, MXFP4, PLAIN
 from localmoe.kernels.gpu.lane_kernels import await_answer
 from localmoe.kernels.gpu.record_sources import record_at, source_of_block, wait_for_copy
 from localmoe.kernels.gpu.waiting import begin_experts, end_experts
@@ -60,7 +61,8 @@ def gate_up_kernel(
         record = record_at(anchor, address)
         # from gate's weights to up's, or from both's codes to their scales, behind all codes
         plain: tl.constexpr = I if TRANSPOSED else I * H
-        coded: tl.constexpr = I * H // 8 if FORM == NVFP4 else I * H // 4 if FORM == FP8 else 3 * I * H // 8
+        eighths: tl.constexpr = 2 if FORM == FP8 else 3 if FORM == BF12 else 3 if FORM == MXFP4 else 1
+        coded: tl.constexpr = eighths * I * H // 8
         in_record: tl.constexpr = plain if FORM == PLAIN else coded
         behind = in_record
         if staged is not None:
@@ -136,8 +138,7 @@ def down_kernel(
         anchor = inner if FORM == PLAIN else words_at
         # gate_up's weights
         both: tl.constexpr = 2 * I * H if GATED else I * H
-        four: tl.constexpr = FORM == MXFP4 or FORM == NVFP4  # bits
-        eighths: tl.constexpr = 8 if FORM == PLAIN else 1 if four else 2 if FORM == FP8 else 3
+        eighths: tl.constexpr = 8 if FORM == PLAIN else 3 if FORM == BF12 else 2 if FORM == FP8 else 1
         behind: tl.constexpr = eighths * both // 8
         w, keep = record_at(anchor, address) + behind, record_at(anchor, landing) + behind
         SPLIT: tl.constexpr = skips is not None

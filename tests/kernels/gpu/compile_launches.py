@@ -363,7 +363,7 @@ def routed() -> None:
     for both in ((lane, None), (None, stage)):
         groups = groups_of(index, live, residency, *both)
         routed_experts(x, groups, index, shares, live, live, shape, 60, lane=both[0])
-    for form in (WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4):
+    for form in (WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4, WeightForm.INT4, WeightForm.INT4_32):
         packed = replace(shape, form=form)
         _, _, ahead = lane_of(9, 60, 4, replace(QWEN, form=form), 64)
         copy_ahead(ahead, residency)

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 from dense_cases import DEVICE
-from support.exact_weights import exact_nvfp4
+from support.exact_weights import exact_int4, exact_nvfp4, fill_int4
 from support.plain_groups import Row
 from support.same_records import same_record
 from test_routed_experts import view_of
@@ -24,6 +24,7 @@ from localmoe.kernels.bf12_tiles import NOWHERE, Bf12Matrix
 from localmoe.kernels.gpu import bf12_weights
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
+from localmoe.kernels.int4_tiles import Int4Matrix
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.kernels.residency import ON_HOST
@@ -33,6 +34,7 @@ from localmoe.quant.float8 import decode_rows, values
 
 ON_GPU = DEVICE.type == "cuda"
 CLOSE = 4e-3 if ON_GPU else 1.6e-2  # Triton's interpreter rounds to bfloat16 by cutting off
+IN_TILES = WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4, WeightForm.INT4, WeightForm.INT4_32
 EXPERTS, ROOM = 4, 48  # bytes of a slot that no record fills
 
 
@@ -63,6 +65,10 @@ def put(to: Tensor, matrix: PackedMatrix, chance: torch.Generator, strays: bool)
         exact = exact_nvfp4(matrix)
         to.copy_(exact)
         return exact
+    if isinstance(matrix, Int4Matrix):
+        fill_int4(matrix, chance, 1 / 40)
+        to.copy_(exact_int4(matrix))
+        return exact_int4(matrix)
     codes = torch.randn(rows, columns, generator=chance).mul_(60).to(torch.float8_e4m3fn).view(torch.uint8)
     scales = torch.rand(rows, -(-columns // 128), generator=chance) / 200
     assert matrix.put(0, codes, scales)
@@ -200,7 +206,7 @@ def test_strays_alone() -> None:
     assert ((found.double() - wanted).norm(dim=1) / wanted.norm(dim=1)).max() < CLOSE
 
 
-@pytest.mark.parametrize("form", [WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4])
+@pytest.mark.parametrize("form", IN_TILES)
 def test_a_rows_bits_do_not_depend_on_what_rides_along(form: WeightForm) -> None:
     made = Both(192, 128, form=form)
     index = torch.rand(40, EXPERTS, generator=torch.Generator().manual_seed(5)).argsort(dim=1)[:, :2]
@@ -212,7 +218,7 @@ def test_a_rows_bits_do_not_depend_on_what_rides_along(form: WeightForm) -> None
         assert torch.equal(part.view(torch.int16), whole[:rows].view(torch.int16)), (rows, block_rows)
 
 
-@pytest.mark.parametrize("form", [WeightForm.BF12, WeightForm.FP8, WeightForm.NVFP4])
+@pytest.mark.parametrize("form", IN_TILES)
 @pytest.mark.parametrize("gated", [True, False])
 def test_what_is_read_from_the_host_lies_in_its_slot_afterwards(gated: bool, form: WeightForm) -> None:
     made = Both(192, 128, gated=gated, form=form)

@@ -80,6 +80,7 @@ CASES = [
     pytest.param(Case(WeightForm.BF12, 128, 320, 128 * 12 // 8, gated=False), id="ungated"),
     pytest.param(Case(WeightForm.FP8, 128, 320, 2 * 128), id="fp8"),
     pytest.param(Case(WeightForm.NVFP4, 128, 320, 2 * 64), id="nvfp4"),
+    pytest.param(Case(WeightForm.INT4_32, 128, 320, 2 * 64), id="int4"),
     pytest.param(Case(WeightForm.BF12, 2048, 1408, 2 * 2048 * 12 // 8), id="qwen", marks=pytest.mark.gpu),
 ]
 

@@ -1,5 +1,5 @@
-"""Routed experts of records in FP8 or NVFP4 give what their weights do in float64, wherever they are read
-from; what else holds of them is with test_bf12_experts."""
+"""Routed experts of records in FP8, NVFP4 or INT4 give what their weights do in float64, wherever they are
+read from; what else holds of them is with test_bf12_experts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from localmoe.quant.float8 import values
 SIZES = [(128, 192), (256, 128)]  # two steps and several along each matrix, whole groups of scales and not
 
 
-@pytest.mark.slow(but=4)
-@pytest.mark.parametrize("form", [WeightForm.FP8, WeightForm.NVFP4], ids=["fp8", "nvfp4"])
+FORMS = WeightForm.FP8, WeightForm.NVFP4, WeightForm.INT4, WeightForm.INT4_32
+
+
+@pytest.mark.slow(but=8)
+@pytest.mark.parametrize("form", FORMS, ids=[form.value for form in FORMS])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(
     ("hidden", "inner"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.gpu) for size in LARGER)]
