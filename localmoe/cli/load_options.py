@@ -47,7 +47,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         "--no-packing",
         action="store_true",
         help="keep experts and the output head in 16 bits a weight; default: bfloat16 in 12, without loss, "
-        "and FP8 and NVFP4 as published, where that can be",
+        "and FP8, NVFP4 and INT4 as published, where that can be",
     )
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
     parser.add_argument(

@@ -124,7 +124,7 @@ def config_skeleton(repo_id: str, config: Mapping[str, Any]) -> Skeleton:
 
 def published_dtype(config: Mapping[str, Any]) -> torch.dtype:
     """What a config says of the published weights, itself or in the part for text; 16 bits where it says
-    nothing that they can be, and where they are made of FP8 or NVFP4. To be read as it is published:
+    nothing that they can be, and where they are made of FP8, NVFP4 or INT4. To be read as it is published:
     transformers writes there what it builds in."""
     if is_in_codes(config):
         return torch.bfloat16

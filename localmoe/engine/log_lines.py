@@ -34,7 +34,7 @@ def log_plan(plan: MemoryPlan, footprint: ModelFootprint) -> None:
     if footprint.keeps_bf12:
         _LOG.info("experts are packed into 12 bits a weight, without loss")
     elif footprint.keeps_codes:
-        _LOG.info("experts stay in %s, as they are published", footprint.expert_form.upper())
+        _LOG.info("experts stay in %s, as they are published", WeightForm(footprint.expert_form).shown)
     if footprint.packs_head:
         alone = "the output head is packed into 12 bits a weight, without loss"
         _LOG.info("so is the output head" if footprint.keeps_bf12 else alone)
@@ -120,10 +120,9 @@ def log_answer(reason: str, stats: GenerationStats) -> None:
 
 def log_unpackable(name: str, reason: str, *, head: bool = False, form: WeightForm) -> None:
     """A load begins again, with experts, or the output head, in 16 bits; or with those decoded that were to
-    stay in FP8 or NVFP4."""
+    stay in FP8, NVFP4 or INT4."""
     if not head and form is not WeightForm.BF12:
-        published = form.value.upper()
-        _LOG.warning("the experts of %s do not stay in %s (%s): they are decoded", name, published, reason)
+        _LOG.warning("the experts of %s do not stay in %s (%s): they are decoded", name, form.shown, reason)
         return
     what, they_are = ("output head", "it is") if head else ("experts", "they are")
     _LOG.warning("the %s of %s cannot be packed (%s): %s loaded in 16 bits", what, name, reason, they_are)

@@ -44,11 +44,8 @@ class ModelSource(Protocol):
     def can_pack(self, skeleton: Skeleton) -> bool:
         """Whether experts can be kept in BF12, as far as is known before they are read."""
 
-    def can_keep_fp8(self, skeleton: Skeleton) -> bool:
-        """Whether experts are published in FP8 and can be kept so, likewise."""
-
-    def can_keep_nvfp4(self, skeleton: Skeleton) -> bool:
-        """The same of NVFP4."""
+    def coded_form(self, skeleton: Skeleton) -> WeightForm | None:
+        """In which of FP8, NVFP4 and INT4 experts are published and can be kept, likewise."""
 
     def can_pack_head(self, skeleton: Skeleton) -> bool:
         """Whether the output head can be, likewise."""
@@ -125,19 +122,15 @@ class ModelSource(Protocol):
 
 def can_have(source: ModelSource, skeleton: Skeleton, form: WeightForm) -> bool:
     """Whether experts can be in this form, as far as is known, which is none that all can be in."""
-    if form is WeightForm.NVFP4:
-        return source.can_keep_nvfp4(skeleton)
-    return source.can_keep_fp8(skeleton) if form is WeightForm.FP8 else source.can_pack(skeleton)
+    return source.can_pack(skeleton) if form is WeightForm.BF12 else source.coded_form(skeleton) is form
 
 
 def as_found(footprint: ModelFootprint, source: ModelSource, skeleton: Skeleton) -> ModelFootprint:
     """Without the forms that a load has found a model's weights cannot have."""
     if not source.can_pack(skeleton):
         footprint = replace(footprint, bf12_expert_bytes=0)
-    if not source.can_keep_fp8(skeleton):
-        footprint = replace(footprint, fp8_expert_bytes=0)
-    if not source.can_keep_nvfp4(skeleton):
-        footprint = replace(footprint, nvfp4_expert_bytes=0)
+    if source.coded_form(skeleton) is None:
+        footprint = replace(footprint, coded_expert_bytes=0, coded_form="")
     if not source.can_pack_head(skeleton):
         footprint = replace(footprint, head_saved_bytes=0)
     return footprint

@@ -174,10 +174,8 @@ def _form(skeleton: Skeleton, source: ModelSource, config: EngineConfig) -> Weig
     """In which kernels read experts. No budget decides it: sums with strays end in another order."""
     if source.can_keep_mxfp4(skeleton):
         return WeightForm.MXFP4
-    if config.pack_experts and source.can_keep_nvfp4(skeleton):
-        return WeightForm.NVFP4
-    if config.pack_experts and source.can_keep_fp8(skeleton):
-        return WeightForm.FP8
+    if config.pack_experts and (form := source.coded_form(skeleton)) is not None:
+        return form
     return WeightForm.BF12 if config.pack_experts and source.can_pack(skeleton) else WeightForm.PLAIN
 
 

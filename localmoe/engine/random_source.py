@@ -22,7 +22,7 @@ from localmoe.experts.host_store import HostStore
 from localmoe.experts.record_file import RecordFile
 from localmoe.experts.record_store import RecordStore
 from localmoe.kernels.weight_forms import WeightForm
-from localmoe.model.footprint import can_keep_fp8, can_keep_mxfp4, can_keep_nvfp4, can_pack
+from localmoe.model.footprint import can_keep_mxfp4, can_pack, coded_form
 from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.packed_head import saved_bytes
 from localmoe.model.random_weights import (
@@ -74,13 +74,9 @@ class RandomSource:
         """Normal weights have few strays."""
         return can_pack(skeleton, self.stored_dtype)
 
-    def can_keep_fp8(self, skeleton: Skeleton) -> bool:
+    def coded_form(self, skeleton: Skeleton) -> WeightForm | None:
         """As the real model is published."""
-        return can_keep_fp8(skeleton, self.stored_dtype)
-
-    def can_keep_nvfp4(self, skeleton: Skeleton) -> bool:
-        """As the real model is published."""
-        return can_keep_nvfp4(skeleton, self.stored_dtype)
+        return coded_form(skeleton, self.stored_dtype)
 
     def can_pack_head(self, skeleton: Skeleton) -> bool:
         """Likewise."""

@@ -37,11 +37,10 @@ from localmoe.hub.draft_places import drafts_home
 from localmoe.hub.mtp_tensors import has_mtp, mtp_tensors
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.footprint import (
-    can_keep_fp8,
     can_keep_mxfp4,
-    can_keep_nvfp4,
     can_pack,
     checkpoint_dtype,
+    coded_form,
 )
 from localmoe.model.loader import load_shared, load_weights
 from localmoe.model.mtp_layer import MtpSkeleton
@@ -105,16 +104,11 @@ class CheckpointSource:
         """By shapes, and what an earlier load has found."""
         return can_pack(skeleton, self.stored_dtype) and self._identity not in _UNPACKABLE.read()
 
-    def can_keep_fp8(self, skeleton: Skeleton) -> bool:
+    def coded_form(self, skeleton: Skeleton) -> WeightForm | None:
         """Likewise."""
-        return can_keep_fp8(skeleton, self.stored_dtype) and self._is_keepable(WeightForm.FP8)
-
-    def can_keep_nvfp4(self, skeleton: Skeleton) -> bool:
-        """Likewise."""
-        return can_keep_nvfp4(skeleton, self.stored_dtype) and self._is_keepable(WeightForm.NVFP4)
-
-    def _is_keepable(self, form: WeightForm) -> bool:
-        return f"{self._identity} {form.value}" not in _UNPACKABLE.read()
+        form = coded_form(skeleton, self.stored_dtype)
+        found = form is not None and f"{self._identity} {form.value}" in _UNPACKABLE.read()
+        return None if found else form
 
     def can_pack_head(self, skeleton: Skeleton) -> bool:
         """Likewise."""

@@ -16,7 +16,6 @@ from localmoe.kernels.packed_weight import packed_bytes
 from localmoe.kernels.weight_forms import WeightForm
 
 NUM_PROPOSED = 3
-_KEPT = WeightForm.FP8, WeightForm.NVFP4
 _FAST_ENOUGH = 5.0  # tokens/s, about what people read at
 
 
@@ -71,13 +70,14 @@ def _suggestion(
 
 
 def _in_codes(original: Suggestion, repo_id: str, num_bytes: int, form: WeightForm) -> Suggestion:
-    """The same model as it is published in FP8 or NVFP4."""
+    """The same model as it is published in FP8, NVFP4 or INT4."""
     footprint = original.facts.footprint
     inner, hidden = footprint.inner_size, footprint.hidden_size
     gated = footprint.expert_params == 3 * inner * hidden
     layout = RecordLayout(((1 + gated) * inner, hidden), (hidden, inner), transposed=False, form=form)
-    eights, fours = (layout.num_bytes(torch.bfloat16) * (form is kept) for kept in _KEPT)
-    footprint = replace(footprint, name=repo_id, fp8_expert_bytes=eights, nvfp4_expert_bytes=fours)
+    footprint = replace(
+        footprint, name=repo_id, coded_expert_bytes=layout.num_bytes(torch.bfloat16), coded_form=form.value
+    )
     facts = replace(original.facts, footprint=footprint, num_bytes=num_bytes)
     return replace(original, repo_id=repo_id, facts=facts, instead_of=original.repo_id)
 
@@ -89,6 +89,12 @@ _NEMOTRON = _suggestion(
     draft_expert_bytes=5_392_128, context=262_144, hidden=2688, vocabulary=131_072,
     linear_params=1_841_946_624, state_bytes=240_418_816, state_row_bytes=41_728,
     gated=False, wide_params=7_913_472, angles=0,
+)  # fmt: skip
+_OLDER_QWEN = _suggestion(
+    "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",
+    layers=48, experts=128, top=8, expert_params=4_718_592, shared_params=1_541_093_376, kv_bytes=98_304,
+    draft_expert_bytes=2_506_752, context=40_960, hidden=2048, vocabulary=151_936,
+    linear_params=1_217_134_592,
 )  # fmt: skip
 _QWEN = _suggestion(
     "Qwen/Qwen3.6-35B-A3B", "thinks before it answers, reads pictures", "apache-2.0", "qwen3_5_moe",
@@ -150,12 +156,8 @@ SUGGESTIONS = (
     ),
     _NEMOTRON,
     _in_codes(_NEMOTRON, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", 20_000_000_000, WeightForm.NVFP4),
-    _suggestion(
-        "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",
-        layers=48, experts=128, top=8, expert_params=4_718_592, shared_params=1_541_093_376, kv_bytes=98_304,
-        draft_expert_bytes=2_506_752, context=40_960, hidden=2048, vocabulary=151_936,
-        linear_params=1_217_134_592,
-    ),
+    _OLDER_QWEN,
+    _in_codes(_OLDER_QWEN, "Qwen/Qwen3-30B-A3B-GPTQ-Int4", 16_900_000_000, WeightForm.INT4),
     _QWEN,
     _in_codes(_QWEN, "Qwen/Qwen3.6-35B-A3B-FP8", 37_000_000_000, WeightForm.FP8),
     _suggestion(

@@ -15,6 +15,7 @@ from localmoe.core.errors import CheckpointError
 from localmoe.hub.download_record import snapshot_revision
 from localmoe.hub.file_version import open_again
 from localmoe.hub.float8_tensors import with_scales
+from localmoe.hub.int4_tensors import with_integers
 from localmoe.hub.nvfp4_tensors import with_fours
 from localmoe.hub.safetensors_header import FileHeader, TensorHeader, read_file_header, shown
 from localmoe.hub.weight_files import find_weights, read_config
@@ -32,7 +33,7 @@ class Checkpoint:
 
     Attributes:
         config: what config.json says.
-        tensors: every tensor of the weight files, by name; scales of eight-bit floats are a part of theirs.
+        tensors: every tensor of the weight files, by name; scales of weights in codes are a part of theirs.
         files: the weight files, in name order.
         total_bytes: bytes of all tensors.
         revision: of the Hub, when it was opened; "" if unknown.
@@ -53,7 +54,7 @@ class Checkpoint:
 
         Raises:
             ModelNotFoundError: the folder is missing, empty or no model.
-            UnsupportedModelError: the weights are not safetensors, or in NVFP4 and transposed.
+            UnsupportedModelError: the weights are not safetensors, or in codes that lie as is not read.
             CheckpointError: a file is missing, damaged or truncated, or another revision was put in place
                 meanwhile.
         """
@@ -66,6 +67,7 @@ class Checkpoint:
         if (snapshot_revision(folder), read_config(folder)) != (revision, config):  # of which headers may be
             raise CheckpointError(f"Model folder {folder} has changed while it was opened: load it again.")
         scaled = with_scales(with_fours(tensors, config), config)
+        scaled = with_integers(scaled, config)
         return cls(folder, config, MappingProxyType(scaled), files, total_bytes, headers, revision)
 
     def fingerprint(self) -> str:

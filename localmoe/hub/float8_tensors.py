@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from localmoe.core.errors import CheckpointError
+from localmoe.hub.int4_tensors import is_int4
 from localmoe.hub.nvfp4_tensors import (
     EIGHTS,
     MODELOPT,
@@ -52,8 +53,9 @@ def is_float8(config: Mapping[str, Any]) -> bool:
 
 
 def is_in_codes(config: Mapping[str, Any]) -> bool:
-    """Whether weights are floats of eight or four bits with scales, of which bfloat16 is made."""
-    return is_float8(config) or is_nvfp4(config)
+    """Whether weights are floats of eight or four bits, or integers of four, with scales, of which bfloat16
+    is made."""
+    return is_float8(config) or is_nvfp4(config) or is_int4(config)
 
 
 def with_scales(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -> dict[str, TensorHeader]:
@@ -63,7 +65,7 @@ def with_scales(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) 
     Raises:
         CheckpointError: scales do not fit what they are of, or are missing.
     """
-    if not is_in_codes(config):
+    if not (is_float8(config) or is_nvfp4(config)):
         return dict(tensors)
     block, found, used = _block(config["quantization_config"]), dict(tensors), set()
     for name, header in tensors.items():

@@ -23,6 +23,7 @@ from localmoe.hub.http_errors import (
     sorted_error,
 )
 from localmoe.hub.http_sessions import hub_endpoint, hub_session
+from localmoe.hub.int4_tensors import is_int4
 from localmoe.hub.names import is_repo_id
 from localmoe.hub.nvfp4_tensors import is_nvfp4
 from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, NO_SENSE, licence_of
@@ -45,7 +46,9 @@ _READ = {
     "mxfp4": frozenset({"8-bit"}),
     "nvfp4": frozenset({"4-bit", "8-bit", "fp8", "compressed-tensors", "modelopt"}),
     "fp8": frozenset({"8-bit", "compressed-tensors", "modelopt"}),
+    "int4": frozenset({"4-bit", "compressed-tensors", "gptq", "awq"}),
 }
+_INT4_METHODS = ("compressed-tensors", "auto-round", "gptq", "awq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ def hit_of(info: ModelInfo) -> SearchHit:
 
 def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
     tags = {tag.lower() for tag in info.tags or ()}
-    tags |= {"nvfp4", "fp8"} & set(re.split(r"[-_./]", info.id.lower()))  # some say it nowhere else
+    tags |= {"nvfp4", "fp8", "int4"} & set(re.split(r"[-_./]", info.id.lower()))  # some say it nowhere else
     quantised = config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     foreign = tags & _QUANTISED_TAGS
@@ -155,7 +158,9 @@ def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
         foreign -= {read, *_READ[read]}
     if quantised or foreign:
         kind = method if isinstance(method, str) else ", ".join(sorted(foreign)) or "unknown"
-        return f"its weights are quantised ({kind}); localmoe needs them in 16 bits, FP8, NVFP4 or MXFP4"
+        return (
+            f"its weights are quantised ({kind}); localmoe needs them in 16 bits, FP8, NVFP4, MXFP4 or INT4"
+        )
     if info.safetensors is None and "safetensors" not in tags:
         return "it has no safetensors weights"
     return ""
@@ -166,6 +171,12 @@ def _is_read(form: str, tags: set[str], config: Mapping[str, Any], method: objec
     else."""
     if (form == "fp8" and is_float8(config)) or (form == "nvfp4" and is_nvfp4(config)):
         return True
+    if form == "int4":
+        said = config.get("quantization_config")
+        bits = said.get("bits") if isinstance(said, dict) else None
+        four = bits == 4 or (bits is None and bool(tags & {"4-bit", "int4"}))
+        known = method in _INT4_METHODS if said else bool(tags & _READ[form] - {"4-bit"})
+        return is_int4(config) or (four and known)
     if not config.get("quantization_config"):
         return form in tags
     return isinstance(method, str) and (method == form == "mxfp4" or (form in tags and method in _READ[form]))

@@ -91,8 +91,8 @@ class DraftModelShape:
 
 
 def _source(shape: DraftModelShape, config: Any) -> tuple[Any, dict[str, Any]]:
-    """A class of transformers, and of what it is to make the model: the folder, but for floats of eight or
-    four bits, for which transformers wants another package, the weights that they are."""
+    """A class of transformers, and of what it is to make the model: the folder, but for weights of eight
+    or four bits, for which transformers wants another package, the 16-bit ones that they are."""
     if not is_in_codes(shape.checkpoint.config):
         return language_model_class(config), {"pretrained_model_name_or_path": shape.folder}
     del config.quantization_config

@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -14,8 +15,11 @@ from localmoe.experts.records import RecordLayout
 from localmoe.hardware.needs import PASS_PADDING
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.float8_tensors import is_float8
+from localmoe.hub.int4_tensors import group_sizes, is_int4
 from localmoe.hub.nvfp4_tensors import is_nvfp4
 from localmoe.kernels.activations import detect_activation
+from localmoe.kernels.int4_tiles import SPANS
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.host_embedding import embedding_params
 from localmoe.model.host_linear import plain_linears
 from localmoe.model.kv_trial import kv_layers
@@ -50,6 +54,7 @@ def measure_footprint(
     sliding = [layer for layer in kept if layer.window is not None]
     state_bytes, state_row_bytes = _state_bytes(skeleton, weight_bytes, knows_state)
     vision = find_kind(skeleton.config)
+    coded = coded_form(skeleton, stored)
     return ModelFootprint(
         name=name,
         architecture=skeleton.config.model_type,
@@ -72,8 +77,8 @@ def measure_footprint(
         state_row_bytes=state_row_bytes,
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
-        fp8_expert_bytes=layout.fp8_bytes if can_keep_fp8(skeleton, stored) else 0,
-        nvfp4_expert_bytes=layout.nvfp4_bytes if can_keep_nvfp4(skeleton, stored) else 0,
+        coded_expert_bytes=0 if coded is None else replace(layout, form=coded).num_bytes(stored),
+        coded_form="" if coded is None else coded.value,
         expert_form=layout.form.value,
         own_inner_size=0 if layout.gated and layout.hidden == int(text.hidden_size) else layout.inner,
         linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
@@ -119,20 +124,25 @@ def can_pack(skeleton: Skeleton, stored: torch.dtype) -> bool:
     return _in_order(skeleton) and all(experts.layout.fits_bf12 for experts in skeleton.experts)
 
 
-def can_keep_fp8(skeleton: Skeleton, stored: torch.dtype) -> bool:
-    """Likewise, whether experts that are published in FP8 can be kept so."""
-    return is_float8(skeleton.config.to_dict()) and _can_keep_tiles(skeleton, stored)
+def coded_form(skeleton: Skeleton, stored: torch.dtype) -> WeightForm | None:
+    """The form, of FP8, NVFP4 and INT4, that experts are published in, if they can be kept so, likewise."""
+    form = _published_form(skeleton.config.to_dict())
+    if form is None or stored != torch.bfloat16 or find_spec("numba") is None:
+        return None
+    fits = _in_order(skeleton) and all(experts.layout.fits_codes for experts in skeleton.experts)
+    return form if fits else None
 
 
-def can_keep_nvfp4(skeleton: Skeleton, stored: torch.dtype) -> bool:
-    """Likewise, of NVFP4."""
-    return is_nvfp4(skeleton.config.to_dict()) and _can_keep_tiles(skeleton, stored)
-
-
-def _can_keep_tiles(skeleton: Skeleton, stored: torch.dtype) -> bool:
-    if stored != torch.bfloat16 or find_spec("numba") is None:
-        return False
-    return _in_order(skeleton) and all(experts.layout.fits_fp8 for experts in skeleton.experts)
+def _published_form(config: dict[str, Any]) -> WeightForm | None:
+    """By the config."""
+    if is_nvfp4(config):
+        return WeightForm.NVFP4
+    if is_float8(config):
+        return WeightForm.FP8
+    if not is_int4(config):
+        return None
+    sizes = group_sizes(config)  # 0 is a whole row, which is a whole number of any spans
+    return next((form for form, span in SPANS.items() if all(size % span == 0 for size in sizes)), None)
 
 
 def _in_order(skeleton: Skeleton) -> bool:
@@ -142,10 +152,12 @@ def _in_order(skeleton: Skeleton) -> bool:
 
 
 def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype that most of the checkpoint's bytes have."""
+    """The dtype that most of the checkpoint's bytes have, or are made into."""
     weight: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
         weight[tensor.dtype] = weight.get(tensor.dtype, 0) + tensor.num_bytes
+    if is_int4(checkpoint.config):  # beside which others may have another one of 16 bits
+        return torch.bfloat16
     names = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
     main = max(weight, key=lambda dtype: weight[dtype], default="")
     return names.get(main, torch.bfloat16)

@@ -22,6 +22,7 @@ from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.bf12_tiles import TILE_ROWS as STRIP
 from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.fp8_tiles import Fp8Matrix
+from localmoe.kernels.int4_tiles import Int4Matrix
 from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.model.pieces import (
     PACKED_BYTES,
@@ -157,6 +158,9 @@ def _read_packed(reader: WeightReader, piece: PackedPiece, staging: Tensor) -> T
         return _read_codes(reader, piece, piece.target, staging)
     if isinstance(piece.target, Nvfp4Matrix):
         return _read_fours(reader, piece, piece.target, staging)
+    if isinstance(piece.target, Int4Matrix):
+        _read_integers(reader, piece, piece.target)
+        return staging
     stored, columns = stored_dtype(piece.header), piece.target.columns
     row_bytes = columns * stored.itemsize
     rows = max(1, PACKED_BYTES // row_bytes // STRIP) * STRIP
@@ -195,6 +199,17 @@ def _read_fours(reader: WeightReader, piece: PackedPiece, target: Nvfp4Matrix, s
         if not target.put(piece.first_row + first, codes.view(count, row_bytes), scales, factor):
             raise UnpackableError(f"{piece.header.name} has scales that are no numbers")
     return staging
+
+
+def _read_integers(reader: WeightReader, piece: PackedPiece, target: Int4Matrix) -> None:
+    """Likewise, of integers of four bits."""
+    found = reader.read_integers(piece.header)
+    rows = found.some(piece.first_element // target.columns, piece.num_rows)
+    spans = rows.by_span(target.span)
+    if spans is None:
+        raise UnpackableError(f"{piece.header.name} has scales of groups that {target.span} columns are not")
+    if not target.put(piece.first_row, rows.codes, *spans):
+        raise UnpackableError(f"{piece.header.name} has scales of more than 16 bits, or that are no numbers")
 
 
 def _at_least(num_bytes: int, staging: Tensor) -> Tensor:

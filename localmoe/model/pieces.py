@@ -14,6 +14,7 @@ from localmoe.hub.checkpoint import TensorHeader
 from localmoe.kernels.bf12_tiles import TILE_ROWS as STRIP
 from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.fp8_tiles import SCALE_COLUMNS, Fp8Matrix
+from localmoe.kernels.int4_tiles import Int4Matrix
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS, Mxfp4Matrix
 from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.model.packed_head import PackedHead
@@ -78,7 +79,7 @@ class BlocksPiece:
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
     """Stored elements from `first_element` on: so many rows, whole strips or the last ones, of a matrix that
-    is kept in BF12, FP8 or NVFP4."""
+    is kept in BF12, FP8, NVFP4 or INT4."""
 
     header: TensorHeader
     first_element: int
@@ -136,12 +137,17 @@ def split_packed(
 
     Raises:
         CheckpointError: localmoe does not read this dtype.
-        UnpackableError: it is to be kept in FP8 or NVFP4, and not stored so.
+        UnpackableError: it is to be kept in FP8, NVFP4 or INT4, and not stored so.
     """
     if isinstance(target, Fp8Matrix) and not shares_columns(header):
         raise UnpackableError(f"{header.name} is not stored in FP8 with scales of {SCALE_COLUMNS} columns")
     if isinstance(target, Nvfp4Matrix) and not is_four_bits(header):
         raise UnpackableError(f"{header.name} is not stored in NVFP4")
+    if isinstance(target, Int4Matrix):
+        if header.integers is None:
+            raise UnpackableError(f"{header.name} is not stored in INT4")
+        yield PackedPiece(header, first_element, target, 0, target.rows, layer)  # rows lie across each other
+        return
     rows = max(1, PIECE_BYTES // (target.columns * stored_dtype(header).itemsize) // STRIP) * STRIP
     for start in range(0, target.rows, rows):
         count = min(rows, target.rows - start)

@@ -18,6 +18,7 @@ from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.records import RecordLayout
 from localmoe.kernels.codes import CodeMatrix
+from localmoe.kernels.int4_tiles import MIDDLE, ZERO_BITS
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.draft_experts import DraftExpert
@@ -37,6 +38,8 @@ _NVFP4_SPREAD = 128 * 8.5625**0.5  # of codes with it, each alike likely
 _FP8_SPREAD = 100.0  # of codes: most of a block are far from its largest one, which is 448
 _MXFP4_SCALE = 120  # 2^-7, with which random codes of MXFP4 spread about as much as other weights
 _INT4_SPREAD = 21.25**0.5  # standard deviation of the codes -8 to 7, each alike likely
+# a scale, whose least bits are a zero point in the middle
+_INT4_WORD = int(torch.tensor(SPREAD / _INT4_SPREAD).view(torch.int32)) & ~ZERO_BITS | MIDDLE
 
 
 def fill_random(
@@ -138,6 +141,9 @@ def _fill_records(
             for four in store.nvfp4_views(key):
                 four.scales.fill_(_NVFP4_SCALE)
                 four.factors.fill_(SPREAD / _NVFP4_SPREAD)
+        if store.layouts[layer].span:
+            for integers in store.int4_views(key):
+                integers.words.fill_(_INT4_WORD)
 
     _fill_all(store, fill, progress, cancel)
 

@@ -1,7 +1,8 @@
 """Shapes of well-known models, made in code: what a benchmark with random weights needs instead of a file.
 Loads nothing.
 
-Dimensions are those of the published config.json files, and weights are 16-bit ones, in MXFP4, FP8 or NVFP4.
+Dimensions are those of the published config.json files, and weights are 16-bit ones, in MXFP4, FP8, NVFP4 or
+INT4.
 Rotary embeddings have no long-context scaling (published: deepseek-v2-lite and gpt-oss yarn, phi-3.5-moe
 longrope), which changes the angles and not the cost; `max_position_embeddings` stays as published.
 """
@@ -272,19 +273,25 @@ _ALL = (
         },
     ),
 )  # fmt: skip
-_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-_IN_FP8 = tuple(  # Qwen/Qwen3-30B-A3B-FP8, Qwen/Qwen3.5-35B-A3B-FP8
-    replace(shape, name=f"{shape.name}-fp8", dimensions={**shape.dimensions, "quantization_config": _FP8})
+_CODED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "fp8": (  # Qwen/Qwen3-30B-A3B-FP8, Qwen/Qwen3.5-35B-A3B-FP8
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+        ("qwen3-30b-a3b", "qwen3.5-35b-a3b"),
+    ),
+    "nvfp4": (  # nvidia/Qwen3-30B-A3B-NVFP4, nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"}, ("qwen3-30b-a3b", "nemotron-3-nano"),
+    ),
+    "int4": (  # Qwen/Qwen3-30B-A3B-GPTQ-Int4, Qwen/Qwen3.5-35B-A3B-GPTQ-Int4
+        {"quant_method": "gptq", "bits": 4, "group_size": 128}, ("qwen3-30b-a3b", "qwen3.5-35b-a3b"),
+    ),
+}  # fmt: skip
+_IN_CODES = tuple(
+    replace(shape, name=f"{shape.name}-{form}", dimensions={**shape.dimensions, "quantization_config": how})
+    for form, (how, names) in _CODED.items()
     for shape in _ALL
-    if shape.name in ("qwen3-30b-a3b", "qwen3.5-35b-a3b")
-)
-_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-_IN_NVFP4 = tuple(  # nvidia/Qwen3-30B-A3B-NVFP4, nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4
-    replace(shape, name=f"{shape.name}-nvfp4", dimensions={**shape.dimensions, "quantization_config": _NVFP4})
-    for shape in _ALL
-    if shape.name in ("qwen3-30b-a3b", "nemotron-3-nano")
+    if shape.name in names
 )
 # those that this version of transformers knows
 SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {shape.name: shape for shape in _ALL + _IN_FP8 + _IN_NVFP4 if shape.architecture in CONFIG_MAPPING_NAMES}
+    {shape.name: shape for shape in _ALL + _IN_CODES if shape.architecture in CONFIG_MAPPING_NAMES}
 )

@@ -205,7 +205,7 @@ def _refuse_by_config(checkpoint: Checkpoint) -> None:
         how = ", ".join(str(said[kind])[:40] for kind in kinds if said.get(kind))
         raise UnsupportedModelError(
             f"The weights in {checkpoint.folder} are quantised ({how}): localmoe needs the original "
-            "weights, of 16 bits or in FP8, NVFP4 or MXFP4, as the target and makes its own INT4 draft."
+            "weights, of 16 bits or in FP8, NVFP4, MXFP4 or INT4, as the target and makes its own INT4 draft."
         )
     if needs_own_code(checkpoint.config):
         raise UnsupportedModelError(

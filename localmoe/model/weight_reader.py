@@ -1,5 +1,5 @@
 """Read tensors of safetensors files straight into memory that is already there, floats of eight and four bits
-as the 16-bit weights that they are with their scales. Does not decide where they belong.
+and integers of four as the 16-bit weights that they are with their scales. Does not decide where they belong.
 
 Plain reads instead of a memory map: a map's pages would count as the process's memory beside the
 destination, which would double the peak of a load.
@@ -20,9 +20,10 @@ from localmoe.core.errors import CheckpointError
 from localmoe.hub.checkpoint import TensorHeader
 from localmoe.hub.file_version import FileVersion, open_again
 from localmoe.hub.float8_tensors import POWERS
-from localmoe.hub.safetensors_header import BlockScales
+from localmoe.hub.safetensors_header import BlockScales, Packing
 from localmoe.kernels.fp8_tiles import SCALE_COLUMNS
 from localmoe.quant.float8 import decode_into
+from localmoe.quant.int4 import Int4Rows, codes_of, zeros_of
 from localmoe.quant.nvfp4 import unpack
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -42,7 +43,7 @@ def stored_dtype(header: TensorHeader) -> torch.dtype:
     Raises:
         CheckpointError: localmoe does not read this dtype.
     """
-    if header.scales is not None:
+    if header.scales is not None or header.integers is not None:
         return torch.bfloat16
     if header.dtype.startswith(_SHORT_FLOATS):
         raise CheckpointError(
@@ -62,7 +63,7 @@ def file_bytes(header: TensorHeader, elements: int) -> int:
     Raises:
         CheckpointError: localmoe does not read this dtype.
     """
-    if is_four_bits(header):
+    if is_four_bits(header) or header.integers is not None:
         return elements // 2
     return elements * (1 if header.scales is not None else stored_dtype(header).itemsize)
 
@@ -98,6 +99,16 @@ def wrong_shape(what: str, found: Sequence[int], expected: Sequence[int]) -> Che
     )
 
 
+def _in_order(header: TensorHeader, places: Tensor, group: int, groups: int) -> Tensor | None:
+    """The group of each column; None if columns side by side have one, as they would without it."""
+    if int(places.amin()) < 0 or int(places.amax()) >= groups:
+        raise CheckpointError(
+            f"Tensor {header.name} in {header.file.name} has columns in groups that have no scale: download "
+            "the model again."
+        )
+    return None if torch.equal(places, torch.arange(len(places)) // group) else places
+
+
 class WeightReader:
     """Keeps one file open at a time; a context manager, for one thread."""
 
@@ -105,6 +116,7 @@ class WeightReader:
         self._held: tuple[Path, FileVersion] | None = None
         self._file: io.FileIO | None = None
         self._scales: tuple[BlockScales, Tensor] | None = None  # that were read last
+        self._integers: tuple[TensorHeader, Int4Rows] | None = None  # likewise
 
     def read_part(self, header: TensorHeader, first_element: int, out: Tensor) -> None:
         """Fill a contiguous tensor of the dtype that is read with stored elements from `first_element` on.
@@ -114,7 +126,10 @@ class WeightReader:
         """
         assert out.is_contiguous() and out.dtype == stored_dtype(header)
         if header.scales is None:
-            self._read(header, first_element * out.element_size(), out)
+            if header.integers is None:
+                self._read(header, first_element * out.element_size(), out)
+            else:
+                self._decode_integers(header, first_element, out.view(-1))
             return
         rows, columns = header.shape[-2:]
         block, flat = (header.scales.rows, header.scales.columns), out.view(-1)
@@ -152,6 +167,51 @@ class WeightReader:
         factors = self._factors_of(header.scales)
         factor = factors[first_element // (rows * columns) % len(factors)]
         return scales, float(1 / factor if header.scales.divides else factor)
+
+    def read_integers(self, header: TensorHeader) -> Int4Rows:
+        """All of a matrix of integers of four bits, which may lie so that no row is one piece. Raises as
+        read_part."""
+        packed, (rows, columns) = header.integers, header.shape
+        assert packed is not None, "of integers"
+        if self._integers is None or self._integers[0] != header:
+            shape = {
+                Packing.ROWS: (rows, columns // 8),
+                Packing.COLUMNS: (columns // 8, rows),
+                Packing.MIXED: (columns, rows // 8),
+            }[packed.packing]
+            words = torch.empty(shape, dtype=torch.int32)
+            self._read(header, 0, words)
+            stored, zeros, places = (
+                None if one is None else self._whole(one)
+                for one in (packed.scales, packed.zeros, packed.places)
+            )
+            assert stored is not None, "of integers"
+            scales = (stored if packed.packing is Packing.ROWS else stored.T).float().contiguous()
+            groups = scales.shape[1]
+            if places is not None:
+                places = _in_order(header, places.long(), packed.group, groups)
+            found = Int4Rows(
+                codes_of(words, packed.packing), scales,
+                zeros_of(zeros, packed.packing, packed.more, rows, groups), packed.group, places,
+            )  # fmt: skip
+            self._integers = header, found
+        return self._integers[1]
+
+    def _decode_integers(self, header: TensorHeader, first: int, out: Tensor) -> None:
+        """bfloat16 (n,) of the weights from `first` on."""
+        columns = header.shape[1]
+        rows, step = self.read_integers(header), max(1, _DECODED // columns) * columns
+        end = first + len(out)
+        for start in range(first // columns * columns, end, step):
+            stop = min(start + step, -(-end // columns) * columns)
+            weights = rows.some(start // columns, (stop - start) // columns).decode().view(-1)
+            begin, until = max(start, first), min(stop, end)
+            out[begin - first : until - first] = weights[begin - start : until - start]
+
+    def _whole(self, header: TensorHeader) -> Tensor:
+        out = torch.empty(header.shape, dtype=DTYPES[header.dtype])
+        self._read(header, 0, out)
+        return out
 
     def _scales_of_rows(self, header: TensorHeader, first: int, count: int) -> Tensor:
         """float32 (1, N, G) of N rows of four-bit weights, counted through all matrices; those of all experts

@@ -26,7 +26,7 @@ _HANDOVER_S = 30e-6
 # their bytes (docs/log.md)
 _DISK_START_S = 1.5e-3
 _CPU_LAYER_S = 0.3e-3  # a layer of a model that the CPU runs alone, beside reading weights (docs/log.md)
-_FURTHER = {"fp8": 0.27, "mxfp4": 0.33, "nvfp4": 0.35}
+_FURTHER = {"fp8": 0.27, "mxfp4": 0.33, "nvfp4": 0.35, "int4": 0.35, "int4-32": 0.35}
 _FURTHER_FLOATS = 0.1
 
 

@@ -1,5 +1,5 @@
-"""A model in FP8 or NVFP4 on a real GPU: the same tokens whatever is drafted, cached and left to the CPU's
-part, and logits as those of its weights in 16 bits."""
+"""A model in FP8, NVFP4 or INT4 on a real GPU: the same tokens whatever is drafted, cached and left to the
+CPU's part, and logits as those of its weights in 16 bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.engines import ask, budget_for_slots, device_runner_of
 from support.float8_models import KEPT_BLOCK, write_float8_model
+from support.int4_models import write_int4_model
 from support.nvfp4_models import write_nvfp4_model
 from support.tiny_models import CONTEXT, tiny_model
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.gpu
 CASES = (
     ("fp8", "qwen3_moe"), ("fp8", "deepseek_v2"), ("fp8", "qwen3_5_moe_text"),
     ("nvfp4", "qwen3_moe"), ("nvfp4", "nemotron_h"), ("nvfp4", "qwen3_5_moe_text"),
+    ("int4", "qwen3_moe"), ("int4-32", "nemotron_h"), ("int4-32", "qwen3_5_moe_text"),
 )  # fmt: skip
 TEXT = list(range(20, 60))
 
@@ -32,6 +34,10 @@ def folders_of(form: str, architecture: str, folder: Path) -> tuple[Path, Path]:
     model = tiny_model(architecture, dtype=torch.bfloat16)
     if form == "nvfp4":
         return write_nvfp4_model(folder, model)
+    if form == "int4":
+        return write_int4_model(folder, model, published="awq", symmetric=False)
+    if form == "int4-32":
+        return write_int4_model(folder, model, published="compressed-tensors", group=32, symmetric=False)
     return write_float8_model(folder, model, block=KEPT_BLOCK)
 
 

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engines import ROOMY, Answer, ask, budget_for_slots, check_stats, runner_of
 from support.float8_models import KEPT_BLOCK, write_float8_model
+from support.int4_models import write_int4_model
 from support.mxfp4_models import write_mxfp4_model
 from support.nvfp4_models import write_nvfp4_model
 from support.shapes import ask_ids, tiny_shape
@@ -110,6 +111,7 @@ FORMS = {
         folder, tiny_model("qwen3_moe", dtype=torch.bfloat16), block=KEPT_BLOCK
     )[0],
     "nvfp4": lambda folder: write_nvfp4_model(folder, tiny_model("qwen3_moe", dtype=torch.bfloat16))[0],
+    "int4": lambda folder: write_int4_model(folder, tiny_model("qwen3_moe", dtype=torch.bfloat16))[0],
     "mxfp4": lambda folder: write_mxfp4_model(folder, tiny_model("gpt_oss", dtype=torch.bfloat16)),
     "float16": lambda folder: write_model(folder, tiny_model("mixtral", dtype=torch.float16)),
     "float32": lambda folder: write_model(folder, tiny_model("olmoe")),

@@ -213,6 +213,7 @@ WHOLE = {
         ("Qwen3.6-35B-A3B-FP8", "qwen3.5-35b-a3b-fp8"),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano"),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "nemotron-3-nano-nvfp4"),
+        ("Qwen3-30B-A3B-GPTQ-Int4", "qwen3-30b-a3b-int4"),
         ("gemma-4-26B-A4B-it", "gemma-4-26b-a4b"),
         ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("gpt-oss-20b", "gpt-oss-20b"), ("gpt-oss-120b", "gpt-oss-120b"),
@@ -253,6 +254,14 @@ def test_the_proposed_models_have_the_sizes_that_their_configs_make(name: str, s
     if shape == "nemotron-3-nano-nvfp4":  # likewise, in FP8
         experts = facts.footprint.total_experts * facts.footprint.expert_params
         assert 9 / 16 * experts < facts.num_bytes < 9 / 16 * experts + facts.footprint.shared_bytes
+        return
+    if (
+        shape == "qwen3-30b-a3b-int4"
+    ):  # of 128 columns 64 bytes, a scale and half a byte; what has 16 bits too
+        codes = facts.footprint.total_experts * facts.footprint.expert_params + facts.footprint.linear_params
+        codes -= facts.footprint.vocab_size * facts.footprint.hidden_size  # the head
+        others = facts.footprint.total_params - codes
+        assert facts.num_bytes == pytest.approx(66.5 / 128 * codes + 2 * others, rel=0.01)
         return
     if name in UNUSED:
         assert facts.num_bytes == 2 * (facts.footprint.total_params + UNUSED[name])

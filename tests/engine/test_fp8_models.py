@@ -40,8 +40,7 @@ CPU = torch.device("cpu")
 def loaded(folder: Path, form: WeightForm = WeightForm.PLAIN) -> tuple[Skeleton, RecordStore]:
     source = CheckpointSource.open(str(folder))
     skeleton = source.skeleton(torch.bfloat16)
-    can_keep = {WeightForm.FP8: source.can_keep_fp8, WeightForm.NVFP4: source.can_keep_nvfp4}
-    assert form is WeightForm.PLAIN or can_keep[form](skeleton)
+    assert form is WeightForm.PLAIN or source.coded_form(skeleton) is form
     skeleton = with_records(skeleton, form)
     return skeleton, source.load_weights(skeleton, CPU, progress=None, cancel=None)
 
@@ -159,10 +158,11 @@ def test_records_keep_the_codes(
     eight, sixteen = write_float8_model(tmp_path, model, by=by, published=published, block=KEPT_BLOCK)
     records = check_same(eight, sixteen, WeightForm.FP8)
     layout = records.layouts[0]
-    assert layout.num_bytes(torch.bfloat16) == layout.fp8_bytes < 1.1 * layout.elements
+    assert layout.num_bytes(torch.bfloat16) < 1.1 * layout.elements
     footprint = local_facts(str(eight)).footprint
-    assert footprint.in_codes().expert_bytes == footprint.fp8_expert_bytes == layout.fp8_bytes
-    assert local_facts(str(sixteen)).footprint.fp8_expert_bytes == 0
+    assert footprint.coded_form == footprint.in_codes().expert_form == "fp8"
+    assert footprint.in_codes().expert_bytes == footprint.coded_expert_bytes == layout.coded_bytes
+    assert local_facts(str(sixteen)).footprint.coded_expert_bytes == 0
 
 
 def test_experts_one_by_one_are_read_where_transformers_knows_them_together(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_what_is_no_number_is_not_kept_as_one(tmp_path: Path, caplog: pytest.Log
     save_file(tensors, eight / "model.safetensors", {"format": "pt"})
     config = EngineConfig(device="cpu", context=CONTEXT, draft_length=0)
     with caplog.at_level(logging.WARNING, logger="localmoe"), Engine.load(str(eight), config) as engine:
-        assert not engine.footprint.keeps_fp8
+        assert engine.footprint.expert_form != "fp8"
     assert "weights that are no numbers" in caplog.text
 
 

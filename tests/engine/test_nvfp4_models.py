@@ -76,10 +76,11 @@ def test_records_keep_the_codes(
     # one over a scale that divides is rounded
     records = check_same(four, sixteen, WeightForm.NVFP4, all_bits=published == "modelopt")
     layout = records.layouts[0]
-    assert layout.num_bytes(torch.bfloat16) == layout.nvfp4_bytes < 0.7 * layout.elements
+    assert layout.num_bytes(torch.bfloat16) < 0.7 * layout.elements
     footprint = local_facts(str(four)).footprint
-    assert footprint.in_codes().expert_bytes == footprint.nvfp4_expert_bytes == layout.nvfp4_bytes
-    assert local_facts(str(sixteen)).footprint.nvfp4_expert_bytes == 0
+    assert footprint.coded_form == footprint.in_codes().expert_form == "nvfp4"
+    assert footprint.in_codes().expert_bytes == footprint.coded_expert_bytes == layout.coded_bytes
+    assert local_facts(str(sixteen)).footprint.coded_expert_bytes == 0
 
 
 @pytest.mark.parametrize("each", [False, True])
@@ -180,7 +181,7 @@ def test_scales_that_are_no_numbers_are_not_kept_as_such(
     for told in (True, False):
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="localmoe"), Engine.load(str(four), CONFIG) as engine:
-            assert not engine.footprint.keeps_nvfp4
+            assert engine.footprint.expert_form != "nvfp4"
         assert ("do not stay in NVFP4" in caplog.text) == told
         assert ("scales that are no numbers" in caplog.text) == told
 
@@ -206,13 +207,13 @@ def test_a_file_of_modelopt_may_say_how_weights_are_stored(tmp_path: Path) -> No
     del said["quant_method"]
     (four / "config.json").write_text(json.dumps(config))
     (four / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
-    assert local_facts(str(four)).footprint == wanted and wanted.nvfp4_expert_bytes
+    assert local_facts(str(four)).footprint == wanted and wanted.coded_expert_bytes
     with hub_and_home(tmp_path) as hub:
         hub.commit(REPO, files_of(four))
         assert replace(repo_facts(REPO).footprint, name="") == replace(wanted, name="")
         pulled = pull()
     with Engine.load(str(pulled), CONFIG) as engine:
-        assert engine.footprint.keeps_nvfp4
+        assert engine.footprint.expert_form == "nvfp4"
 
 
 def test_what_is_said_of_tens_of_thousands_of_layers_is_kept_once_a_kind(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_what_is_said_of_tens_of_thousands_of_layers_is_kept_once_a_kind(tmp_pat
     source = CheckpointSource.open(str(four))
     skeleton = source.skeleton(torch.bfloat16)
     assert len(skeleton.config.quantization_config["quantized_layers"]) == 2
-    assert source.can_keep_nvfp4(skeleton) and local_facts(str(four)).footprint == wanted
+    assert source.coded_form(skeleton) is WeightForm.NVFP4 and local_facts(str(four)).footprint == wanted
 
 
 @pytest.mark.parametrize("file", [{}, {"quantization": None}, {"quantization": {"group_size": 16}}], ids=str)

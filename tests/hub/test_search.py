@@ -36,7 +36,12 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     moe, dense = b'{"model_type": "qwen2_moe"}', b'{"model_type": "llama"}'
     repo(hub, "a/llama-chat", dense)
     repo(hub, "a/chat-gptq", b'{"model_type": "qwen2_moe", "quantization_config": {"quant_method": "gptq"}}')
-    repo(hub, "a/chat-awq", moe, ("awq", "4-bit"))
+    repo(hub, "a/Chat-AWQ", moe, ("awq", "4-bit"))
+    repo(hub, "a/chat-awq", moe, ("awq", "8-bit"))
+    four = b'{"model_type": "qwen2_moe", "quantization_config": {"quant_method": "%s", "bits": %d}}'
+    repo(hub, "a/Chat-GPTQ", four % (b"gptq", 4), ("gptq", "4-bit"))
+    repo(hub, "a/chat-gptq-8-bit", four % (b"gptq", 8), ("gptq", "8-bit"))
+    repo(hub, "a/chat-rounded", four % (b"auto-round", 4), ("4-bit", "auto-round"))
     repo(hub, "a/chat-custom", b'{"model_type": "qwen2_moe", "auto_map": {"A": "b"}}')
     repo(hub, "a/chat-pickle", moe, safe=False)
     repo(hub, "a/chat-odd", b'{"model_type": "no_such_type"}')
@@ -50,6 +55,7 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     eight = b'{"model_type": "qwen3_moe", "quantization_config": {"quant_method": "%s"}}'
     repo(hub, "a/chat-fp8", eight % b"fp8", ("fp8",))
     repo(hub, "a/chat-fp8-compressed", eight % b"compressed-tensors", ("fp8", "compressed-tensors", "8-bit"))
+    repo(hub, "a/chat-ints", eight % b"compressed-tensors", ("compressed-tensors", "4-bit"))
     repo(hub, "a/chat-compressed", eight % b"compressed-tensors", ("compressed-tensors",))
     repo(hub, "a/Chat-FP8", eight % b"compressed-tensors", ("8-bit", "compressed-tensors"))
     repo(hub, "a/chat-fp8-awq", eight % b"awq", ("4-bit",))
@@ -66,20 +72,22 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     hub.commit("a/other", small_model())
     hits = search_runnable("CHAT")
     reasons = {hit.repo_id: hit.refusal for hit in hits}
-    assert hits[0].repo_id == "a/chat-good" and reasons.pop("a/chat-good") == ""
+    assert not hits[0].refusal and hits[-1].refusal and reasons.pop("a/chat-good") == ""
     # their weights are 16-bit floats too; where a search tells no config, that has the last word later
     assert reasons.pop("a/chat-older-than-transformers") == ""
     assert reasons.pop("a/chat-oss") == reasons.pop("a/chat-oss-tags") == ""
     named = "a/Chat-FP8", "a/chat-nvfp4", "a/chat-in-fours", "a/chat-named-fp8"
-    for name in ("a/chat-fp8", "a/chat-fp8-compressed", "a/chat-fp8-modelopt", *named):
+    integers = "a/Chat-AWQ", "a/Chat-GPTQ", "a/chat-rounded", "a/chat-ints"
+    for name in (*integers, "a/chat-fp8", "a/chat-fp8-compressed", "a/chat-fp8-modelopt", *named):
         assert reasons.pop(name) == ""
-    assert (hits[0].architecture, hits[0].licence, hits[0].gated) == ("qwen2_moe", "mit", False)
-    assert hits[0].num_params is not None and hits[0].downloads == 7
+    good = next(hit for hit in hits if hit.repo_id == "a/chat-good")
+    assert (good.architecture, good.licence, good.gated) == ("qwen2_moe", "mit", False)
+    assert good.num_params is not None and good.downloads == 7
     words = {
         "a/llama-chat": "no Mixture of Experts", "a/chat-gptq": "quantised (gptq)", "a/chat-awq": "awq",
         "a/chat-custom": "code of its own", "a/chat-pickle": "no safetensors", "a/chat-odd": "does not know",
         "a/chat-oss-mlx": "(mlx)", "a/chat-8-bit": "(8-bit)", "a/chat-list": "(mxfp4)",
-        "a/chat-fp8-awq": "(awq)", "a/chat-nvfp4-listed": "(nvfp4)",
+        "a/chat-fp8-awq": "(fp8)", "a/chat-nvfp4-listed": "(nvfp4)", "a/chat-gptq-8-bit": "(gptq)",
         "a/chat-compressed": "(compressed-tensors)", "a/chat-fp8-and-mlx": "(mlx)",
     }  # fmt: skip
     assert reasons.keys() == words.keys()

@@ -23,6 +23,7 @@ from localmoe.model.skeleton import Skeleton, with_records
 
 CPU = torch.device("cpu")
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+_INT4 = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
 def filled(
@@ -101,9 +102,13 @@ def test_every_expert_is_filled_and_differs_from_the_others(architecture: str) -
         assert all(not torch.equal(record, other) for other in seen[:i])
 
 
-def test_experts_in_nvfp4_have_the_spread_of_others() -> None:
-    source = RandomSource(tiny_shape("qwen3_moe", quantization_config=_NVFP4), SyntheticSettings())
-    skeleton = with_records(source.skeleton(torch.bfloat16), WeightForm.NVFP4)
+@pytest.mark.parametrize(
+    ("form", "said"), [(WeightForm.NVFP4, _NVFP4), (WeightForm.INT4, _INT4)], ids=["nvfp4", "int4"]
+)
+def test_experts_in_codes_have_the_spread_of_others(form: WeightForm, said: dict[str, object]) -> None:
+    source = RandomSource(tiny_shape("qwen3_moe", quantization_config=said), SyntheticSettings())
+    skeleton = with_records(source.skeleton(torch.bfloat16), form)
+    assert source.coded_form(skeleton) is form
     store = source.load_weights(skeleton, CPU, progress=None, cancel=None)
     for weights in store.weights(ExpertKey(1, 3)):
         assert float(weights.float().std()) == pytest.approx(SPREAD, rel=0.02)

@@ -44,7 +44,8 @@ def test_real_shapes_keep_every_kind_of_layer_and_little_memory(name: str) -> No
     )  # fmt: skip
     before = whole.config.to_dict()
     cut = shallow_skeleton(whole, torch.bfloat16)
-    name = name.removesuffix("-fp8").removesuffix("-nvfp4")
+    for form in ("-fp8", "-nvfp4", "-int4"):
+        name = name.removesuffix(form)
     depth = DEPTHS.get(name, 2)
     assert cut.text_config.num_hidden_layers == depth
     assert layer_kinds(cut) == layer_kinds(whole)[:depth]

@@ -32,6 +32,7 @@ PUBLISHED = {
 IN_CODES = {
     **{f"{name}-fp8": name for name in ("qwen3-30b-a3b", "qwen3.5-35b-a3b")},
     **{f"{name}-nvfp4": name for name in ("qwen3-30b-a3b", "nemotron-3-nano")},
+    **{f"{name}-int4": name for name in ("qwen3-30b-a3b", "qwen3.5-35b-a3b")},
 }
 LATER = {"kimi-linear-48b-a3b"}  # not every version of transformers has them
 # published as "activated": for some with, for some without the two embeddings; of glm-4.7-flash no more than
@@ -79,9 +80,11 @@ def test_a_shape_has_the_published_size(name: str) -> None:
     assert footprint.in_whole_passes().can_rollback
     assert footprint.can_rollback == (name not in STATEFUL)
     assert footprint.expert_bytes == 2 * footprint.expert_params
-    assert packed.keeps_fp8 == (form == "fp8") and packed.keeps_nvfp4 == (form == "nvfp4")
     if form:
-        assert packed.expert_bytes < {"fp8": 1.05, "nvfp4": 0.575}[form] * footprint.expert_params
+        assert packed.expert_form == form
+        assert (
+            packed.expert_bytes < {"fp8": 1.05, "nvfp4": 0.575, "int4": 0.545}[form] * footprint.expert_params
+        )
     assert all(tensor.is_meta for tensor in skeleton.model.parameters()), "no weight is made"
 
 

@@ -1,0 +1,145 @@
+"""Weights published as integers of four bits with a scale, and often a zero point, for a group of columns
+(GPTQ, AWQ, AutoRound, "compressed-tensors"): whether a model's config says so, and which tensors belong to
+which. Reads no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from localmoe.core.errors import CheckpointError, UnsupportedModelError
+from localmoe.hub.nvfp4_tensors import weight_groups
+from localmoe.hub.safetensors_header import IntegerGroups, Packing, TensorHeader, shown
+
+DTYPE = "I4"  # of such weights here; the format has no name for them
+_BITS = 4
+_IN_WORD = 8
+_PACKED = "weight_packed"
+_WORDS = "qweight"
+_SCALE_DTYPES = ("F16", "BF16", "F32")
+_AUTO_ROUND = ("auto-round", "intel/auto-round")
+# how AutoRound writes what it makes
+_AS_GPTQ, _AS_AWQ = ("auto_round:auto_gptq", "auto_gptq"), ("auto_round:auto_awq", "auto_awq")
+_GPTQ = ("gptq", "gptq_v2")  # as `checkpoint_format` has them
+
+
+def is_int4(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config.json says that weights are integers of four bits, and others of 16."""
+    values = config.get("quantization_config")
+    if not isinstance(values, Mapping):
+        return False
+    if values.get("quant_method") == "compressed-tensors":
+        groups = weight_groups(values)
+        return bool(groups) and not values.get("transform_config") and all(map(_are_integers, groups))
+    return _packing(values) is not None and values.get("bits", values.get("w_bit")) == _BITS
+
+
+def group_sizes(config: Mapping[str, Any]) -> list[int]:
+    """Columns that share a scale in a model that is_int4, 0: all of a row; several where they differ."""
+    values = config["quantization_config"]
+    groups = weight_groups(values) if values.get("quant_method") == "compressed-tensors" else [values]
+    named = [group.get("group_size", group.get("q_group_size")) for group in groups]
+    return sorted({size if type(size) is int and size > 0 else 0 for size in named})
+
+
+def _are_integers(group: Mapping[str, Any]) -> bool:
+    by_rows = group.get("strategy") in (None, "group", "channel")
+    return group.get("type") in (None, "int") and group.get("num_bits") == _BITS and by_rows
+
+
+def _packing(values: Mapping[str, Any]) -> Packing | None:
+    """Of what others than "compressed-tensors" write."""
+    method = values.get("quant_method")
+    if method == "gptq":
+        known = values.get("checkpoint_format") or "gptq"
+        return Packing.COLUMNS if known in _GPTQ and not values.get("is_marlin_format") else None
+    if method == "awq":
+        return Packing.MIXED if str(values.get("version") or "gemm").lower() == "gemm" else None
+    if method in _AUTO_ROUND and values.get("data_type", "int") == "int":
+        written = values.get("packing_format")
+        return Packing.COLUMNS if written in _AS_GPTQ else Packing.MIXED if written in _AS_AWQ else None
+    return None
+
+
+def with_integers(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]) -> dict[str, TensorHeader]:
+    """The tensors of a checkpoint, where its config says that it is_int4: each packed one by the name and in
+    the shape (R, C) of its weights, with what belongs to it, which is not among them any more. Others as they
+    are.
+
+    Raises:
+        CheckpointError: what belongs to them does not fit, or is missing.
+        UnsupportedModelError: experts are packed together.
+    """
+    if not is_int4(config):
+        return dict(tensors)
+    packing = _packing(config["quantization_config"])
+    more = 0 if packing is not Packing.COLUMNS or _is_second_version(config) else 1
+    found, used = dict(tensors), set[str]()
+    for name, header in tensors.items():
+        if header.dtype != "I32" or not name.endswith(_PACKED if packing is None else _WORDS):
+            continue
+        base = name.removesuffix(_PACKED if packing is None else _WORDS)
+        if len(header.shape) != 2:
+            raise UnsupportedModelError(
+                f"Tensor {shown(name)} in {header.file.name} has the weights of several experts packed "
+                "together: localmoe reads them one by one; choose another version of the model."
+            )
+        weights = _together(tensors, base, header, packing or Packing.ROWS, more, group_sizes(config))
+        del found[name]
+        found[weights.name] = weights
+        used |= {other for other in (base + end for end in _BESIDE) if other in tensors}
+    return {name: header for name, header in found.items() if name not in used}
+
+
+_BESIDE = (
+    "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape", "scales", "qzeros", "g_idx",
+)  # fmt: skip
+
+
+def _is_second_version(config: Mapping[str, Any]) -> bool:
+    """Whether zero points are stored as they are, of GPTQ."""
+    written = config["quantization_config"].get("checkpoint_format")
+    return isinstance(written, str) and written == "gptq_v2"
+
+
+def _together(
+    tensors: Mapping[str, TensorHeader], base: str, header: TensorHeader, packing: Packing, more: int,
+    sizes: list[int],
+) -> TensorHeader:  # fmt: skip
+    """As weights, with what belongs to them."""
+    by_rows = packing is Packing.ROWS
+    names = (
+        ("weight_scale", "weight_zero_point", "weight_g_idx") if by_rows else ("scales", "qzeros", "g_idx")
+    )
+    scales, zeros, places = (tensors.get(base + name) for name in names)
+    if scales is None or (zeros is None and not by_rows):
+        raise CheckpointError(
+            f"Tensor {shown(header.name)} in {header.file.name} has four-bit weights without their "
+            "scales or zero points, without which they say nothing: download the model again."
+        )
+    first, second = header.shape
+    rows, columns = {
+        Packing.ROWS: (first, second * _IN_WORD),
+        Packing.COLUMNS: (second, first * _IN_WORD),
+        Packing.MIXED: (second * _IN_WORD, first),
+    }[packing]
+    grid = scales.shape if by_rows else scales.shape[::-1]
+    groups = grid[1] if len(grid) == 2 else 0
+    group = next((size or columns for size in sizes if groups == -(-columns // (size or columns))), 0)
+    fits = scales.dtype in _SCALE_DTYPES and group > 0 and grid[0] == rows
+    if zeros is not None and (zeros.dtype, zeros.shape) != ("I8", scales.shape):
+        packed = -(-rows // _IN_WORD)
+        wanted = (packed, groups) if by_rows else (groups, packed)
+        fits = fits and zeros.dtype == "I32" and zeros.shape == wanted
+    if places is not None:
+        fits = fits and places.dtype in ("I32", "I64") and places.shape == (columns,)
+    if not fits:
+        raise CheckpointError(
+            f"Tensor {shown(scales.name)} {list(scales.shape)} of {scales.dtype}, or what else lies beside "
+            f"it, does not belong to {shown(header.name)} {list(header.shape)} as integers of four bits: "
+            "config.json and weights do not belong together."
+        )
+    integers = IntegerGroups(packing, group, scales, zeros, more, places)
+    return replace(header, name=f"{base}weight", dtype=DTYPE, shape=(rows, columns), integers=integers)

@@ -1,0 +1,178 @@
+"""Models published as integers of four bits become the same 16-bit weights, or keep their experts as they
+are, which gives the same answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.int4_models import By, write_int4_model
+from support.tiny_models import CONTEXT, tiny_model
+from test_fp8_models import check_answers, check_progress, check_same
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import CheckpointError, UnsupportedModelError
+from localmoe.engine import Engine
+from localmoe.engine.facts import local_facts
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model import weight_reader
+from localmoe.model.draft_model import DraftModel, DraftModelShape
+from localmoe.model.footprint import checkpoint_dtype
+
+CONFIG = EngineConfig(device="cpu", context=CONTEXT, draft_length=0)
+PUBLISHED: list[tuple[By, int, bool, bool]] = [
+    ("gptq", 128, True, False), ("gptq", 32, False, True), ("gptq_v2", 64, False, False),
+    ("awq", 32, False, False), ("auto-round", 128, True, False), ("compressed-tensors", 32, True, False),
+    ("compressed-tensors", 16, False, False), ("compressed-tensors", 32, False, True),
+    ("compressed-tensors", 0, True, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("published", "group", "symmetric", "ordered"), PUBLISHED)
+def test_weights_are_the_integers_less_their_zero_points_times_their_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: By, group: int, symmetric: bool, ordered: bool
+) -> None:
+    monkeypatch.setattr(weight_reader, "_DECODED", 1000)  # rows at a time, and parts of some
+    model = tiny_model("qwen2_moe", dtype=torch.bfloat16)
+    four, sixteen = write_int4_model(
+        tmp_path, model, published=published, group=group, symmetric=symmetric, ordered=ordered
+    )
+    check_same(four, sixteen)
+    checkpoint = Checkpoint.open(four)
+    assert checkpoint_dtype(checkpoint) == torch.bfloat16
+    assert sum(header.dtype == "I4" for header in checkpoint.tensors.values()) > 20
+    assert not any(name.endswith(("scales", "scale", "g_idx", "qzeros")) for name in checkpoint.tensors)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "published", "group", "symmetric", "form"),
+    [
+        ("qwen2_moe", "gptq", 128, True, WeightForm.INT4), ("mixtral", "awq", 0, False, WeightForm.INT4),
+        ("nemotron_h", "auto-round", 128, False, WeightForm.INT4),
+        ("qwen3_5_moe_text", "compressed-tensors", 32, False, WeightForm.INT4_32),
+        ("deepseek_v2", "gptq_v2", 64, False, WeightForm.INT4_32),
+    ],
+)  # fmt: skip
+def test_records_keep_the_integers(
+    tmp_path: Path, architecture: str, published: By, group: int, symmetric: bool, form: WeightForm
+) -> None:
+    model = tiny_model(architecture, dtype=torch.bfloat16)
+    four, sixteen = write_int4_model(tmp_path, model, published=published, group=group, symmetric=symmetric)
+    layout = check_same(four, sixteen, form).layouts[0]
+    footprint = local_facts(str(four)).footprint
+    assert footprint.coded_form == form.value and footprint.in_codes().keeps_four_bits
+    assert footprint.in_codes().expert_bytes == layout.num_bytes(torch.bfloat16) < 0.75 * layout.elements
+    assert local_facts(str(sixteen)).footprint.coded_expert_bytes == 0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model in INT4 and in 16 bits."""
+    model = tiny_model("qwen3_moe", dtype=torch.bfloat16)
+    return write_int4_model(tmp_path_factory.mktemp("int4"), model, published="gptq_v2", symmetric=False)
+
+
+@pytest.mark.parametrize("form", [WeightForm.PLAIN, WeightForm.INT4])
+def test_progress_is_of_the_bytes_in_the_files(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, form: WeightForm
+) -> None:
+    assert check_progress(folders[0], monkeypatch, form) > 0.8
+
+
+def test_answers_are_those_of_the_same_weights_in_16_bits(folders: tuple[Path, Path]) -> None:
+    check_answers(folders, "int4")
+
+
+@pytest.mark.slow  # code of its own is compiled
+def test_answers_with_scales_of_few_columns_are_too(tmp_path: Path) -> None:
+    model = tiny_model("qwen3_moe", dtype=torch.bfloat16)
+    check_answers(write_int4_model(tmp_path, model, published="awq", group=32, symmetric=False), "int4-32")
+
+
+def test_a_draft_model_in_int4_is_the_one_in_16_bits(folders: tuple[Path, Path]) -> None:
+    loaded = [
+        DraftModel.load(DraftModelShape.read("small", folder), torch.device("cpu"), torch.float32, CONTEXT)
+        for folder in folders
+    ]
+    for weight, expected in zip(*(one.model.parameters() for one in loaded), strict=True):
+        assert weight.dtype == torch.float32 and torch.equal(weight, expected)
+
+
+def _changed(folder: Path, end: str, change: object) -> str:
+    """Change an expert's tensor whose name ends so."""
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(tensors) if "experts" in name and name.endswith(end))
+    if callable(change):
+        tensors[name] = change(tensors[name])
+    else:
+        del tensors[name]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return name
+
+
+@pytest.mark.parametrize(
+    ("ordered", "scale", "why"),
+    [
+        (True, None, "groups that 32 columns are not"),
+        (False, 1 / 3, "scales of more than 16 bits"),
+        (False, torch.inf, "or that are no numbers"),
+    ],
+)
+def test_what_records_have_no_room_for_is_decoded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ordered: bool, scale: float | None, why: str
+) -> None:
+    """Which the first load finds and the next one knows."""
+    model = tiny_model("mixtral", dtype=torch.bfloat16)
+    four, _ = write_int4_model(tmp_path, model, group=32 if ordered else 0, ordered=ordered)
+    if scale is not None:
+        _changed(four, "scales", lambda scales: scales.float().fill_(scale))
+    for told in (True, False):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="localmoe"), Engine.load(str(four), CONFIG) as engine:
+            assert not engine.footprint.keeps_four_bits
+        assert ("do not stay in INT4" in caplog.text) == told
+        assert (why in caplog.text) == told
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "why"),
+    [
+        ("scales", None, "without their scales or zero points.*download the model again"),
+        ("qzeros", None, "without their scales or zero points.*download the model again"),
+        ("scales", lambda scales: torch.cat((scales, scales)), "do not belong together"),
+        ("qzeros", lambda zeros: zeros[:, 1:].contiguous(), "do not belong together"),
+        ("g_idx", lambda places: places[1:].contiguous(), "do not belong together"),
+        ("g_idx", lambda places: places + 1, "groups that have no scale"),
+        ("qweight", lambda words: torch.cat((words, words)), "do not belong together"),  # as of eight bits
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, end: str, change: object, why: str) -> None:
+    four, _ = write_int4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16), group=32)
+    _changed(four, end, change)
+    with pytest.raises(CheckpointError, match=why):
+        Engine.load(str(four), CONFIG)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bits": 8}, {"checkpoint_format": "marlin"}, {"quant_method": "awq", "version": "gemv"},
+        {"quant_method": "auto-round", "packing_format": "auto_round:tritonv2_zp"}, {"quant_method": "hqq"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_stored_in_another_way_is_refused_by_the_config(
+    tmp_path: Path, folders: tuple[Path, Path], changes: dict[str, object]
+) -> None:
+    config = json.loads((folders[0] / "config.json").read_text())
+    config["quantization_config"] |= changes
+    for file in folders[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"are quantised \("):
+        Engine.load(str(tmp_path), CONFIG)
