@@ -49,8 +49,9 @@ class Checkpoint:
     _fingerprint: list[str] = field(default_factory=list, repr=False, compare=False)  # one, once it is known
 
     @classmethod
-    def open(cls, folder: Path) -> Checkpoint:
-        """Read and check config, index and headers; reads no weights.
+    def open(cls, folder: Path, *, as_stored: bool = False) -> Checkpoint:
+        """Read and check config, index and headers; reads no weights. as_stored: weights in codes and their
+        scales stay tensors of their own.
 
         Raises:
             ModelNotFoundError: the folder is missing, empty or no model.
@@ -66,9 +67,9 @@ class Checkpoint:
         total_bytes = sum(tensor.num_bytes for tensor in tensors.values())
         if (snapshot_revision(folder), read_config(folder)) != (revision, config):  # of which headers may be
             raise CheckpointError(f"Model folder {folder} has changed while it was opened: load it again.")
-        scaled = with_scales(with_fours(tensors, config), config)
-        scaled = with_integers(scaled, config)
-        return cls(folder, config, MappingProxyType(scaled), files, total_bytes, headers, revision)
+        if not as_stored:
+            tensors = with_integers(with_scales(with_fours(tensors, config), config), config)
+        return cls(folder, config, MappingProxyType(tensors), files, total_bytes, headers, revision)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) over each weight file's name, size, header, the first and last 64 KiB of its data and

@@ -41,7 +41,7 @@ class DraftCheckpoint:
                 4 or 8 bits nor in bitsandbytes' NF4.
         """
         try:
-            checkpoint = Checkpoint.open(folder)
+            checkpoint = Checkpoint.open(folder, as_stored=True)
         except ModelNotFoundError:
             raise DraftError(
                 f"There is no draft in {folder}: build one with 'localmoe draft MODEL'."
