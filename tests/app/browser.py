@@ -16,6 +16,8 @@ from app_process import wait_for
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 _MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 TIMEOUT_MS = 30_000
+# Behind it tags are taken for code, which they are not to Markdown: what the page sees of them is sanitised.
+AS_CODE = "> ```\n\n"
 # by which a browser asks others by itself, or shows what pages are not meant to; takes the place of
 # Playwright's own list, whose parts differ by version
 _WITHOUT = (
@@ -169,6 +171,14 @@ class PageDriver:
     def answer(self) -> str:
         parts = self._texts("#lm-turn [data-testid=bot]")
         return parts[0] if parts else ""
+
+    def copied(self) -> str:
+        """What the button under the last answer puts on the clipboard."""
+        self.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.page.locator(
+            "#lm-turn .bot-row ~ .message-buttons button[aria-label='Copy message']"
+        ).last.click()
+        return str(self.page.evaluate("navigator.clipboard.readText()"))
 
     def line(self) -> str:
         return self.text("#lm-turn .lm-line")

@@ -1,4 +1,5 @@
-"""The page in a real browser on the fake engine: what a user sees and does, and what stays here."""
+"""The page in a real browser on the fake engine: what a user sees and does, and what stays here. What plain
+runs look at of it is here where it can be: to open another module's page takes five seconds."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from app_process import LOOKING, AppStart, Server, wait_for
-from browser import PageDriver
-from fake_engine import answer_to
+from browser import AS_CODE, PageDriver
+from fake_engine import MARKDOWN, answer_to
+
+from app.page import TABS
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
 OWN_SAMPLING = "#lm-own-sampling input"
@@ -156,27 +159,6 @@ def test_a_budget_is_applied_and_a_bad_one_is_explained(page: PageDriver) -> Non
     page.apply("32.0 MiB")
 
 
-@pytest.mark.slow
-def test_a_budget_of_one_s_own_begins_with_one_that_works(page: PageDriver) -> None:
-    """Also before this computer has been looked at, when the slider has no ends: it stays automatic."""
-    page.reload()
-    page.settings()
-    automatic = "#lm-automatic input"
-    page.page.click(automatic)  # at once
-    wait_for(lambda: page.value("lm-budget") != "auto" or page.page.is_checked(automatic), 15)
-    size = page.value("lm-budget")
-    assert size == "auto" or int(size.removesuffix("MiB")) >= 8, size
-    page.fill("lm-budget", "auto")
-    wait_for(lambda: "(predicted)" in page.text("#lm-preview"), 60, "the planner's words")
-    wait_for(lambda: page.page.is_checked(automatic), 15, "the switch to follow")
-    page.page.click(automatic)  # now that they are there
-    wait_for(lambda: page.value("lm-budget") != "auto", 15, "a size")
-    assert int(page.value("lm-budget").removesuffix("MiB")) >= 8
-    page.fill("lm-budget", "auto")
-    wait_for(lambda: page.page.is_checked(automatic), 15, "the switch to follow")
-    assert not page.page.is_visible("#lm-budget-slider input[type=number]")
-
-
 def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) -> None:
     page.settings()
     assert page.page.is_checked(OWN_SAMPLING)
@@ -204,68 +186,6 @@ def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) ->
     page.choose_draft("Auto")
     page.fill("lm-max", "1024")
     page.wait_text("#lm-saved", "Saved")
-
-
-@pytest.mark.slow
-def test_own_sampling_holds_until_a_number_or_a_preset_of_ones_own(page: PageDriver, server: Server) -> None:
-    """However quickly a control is left for another one."""
-
-    def kept() -> tuple[float, bool, int | None]:
-        answers = json.loads((server.home / "settings.json").read_text())["answers"]
-        return answers["temperature"], answers["own_sampling"], answers["seed"]
-
-    def own(wanted: bool) -> None:
-        wait_for(lambda: page.page.is_checked(OWN_SAMPLING) == wanted, 5, f"own sampling {wanted}")
-
-    page.settings()
-    page.fill("lm-temperature", "0.5")
-    page.fill("lm-preset-sampling", "warm")
-    page.page.click("#lm-save-sampling")
-    page.wait_text("#lm-said-sampling", "The preset is saved.")
-    page.page.check(OWN_SAMPLING)
-    wait_for(lambda: kept() == (0.5, True, None), 10, "it to be kept")
-    page.fill("lm-seed", "7")
-    wait_for(lambda: kept() == (0.5, True, 7), 10, "a seed, which changes nothing of it")
-    page.fill("lm-temperature", "0.75")
-    page.fill("lm-seed", "")  # at once
-    wait_for(lambda: kept() == (0.75, False, None), 10, "the number")
-    own(False)
-    page.page.check(OWN_SAMPLING)
-    wait_for(lambda: kept() == (0.75, True, None), 10, "it to be kept")
-    page.reload()
-    page.settings()
-    own(True)
-    page.page.click("#lm-preset-sampling input")
-    page.page.click("#lm-preset-sampling [role=option]:has-text('warm')")
-    wait_for(lambda: kept() == (0.5, False, None), 10, "the preset")
-    own(False)
-    page.fill("lm-seed", "8")
-    wait_for(lambda: kept() == (0.5, False, 8), 10, "the preset still")
-    page.fill("lm-seed", "")
-
-
-@pytest.mark.slow
-def test_a_model_that_is_not_there_can_be_changed_again(page: PageDriver) -> None:
-    page.settings()
-    page.choose_model("missing")
-    page.apply("")
-    page.wait_text("#lm-header", "There is no model 'missing'")
-    page.chat()
-    page.type("hello")
-    page.wait_text("#lm-notice", "No model is loaded")
-    assert page.value("lm-message") == "hello"
-    page.settings()
-    page.choose_model("other-moe")
-    page.apply("")
-    page.wait_text("#lm-header", "ready")
-    assert "tiny demo model" not in page.text("#lm-header")
-    page.chat()
-    wait_for(lambda: page.text("#lm-notice") == "", 10, "a model is loaded")
-    page.settings()
-    page.wait_text("#lm-own", "temperature 1, top-k 64, top-p 0.95")
-    page.choose_model("demo")
-    page.apply("")
-    page.wait_text("#lm-header", "a tiny demo model; choose a real one under Models")
 
 
 def test_every_control_has_a_label(page: PageDriver) -> None:
@@ -314,3 +234,116 @@ def test_a_long_chat_is_windowed(page: PageDriver) -> None:
     page.press_button("Show earlier messages")
     page.wait_text("#lm-history", "user 19")
     page.wait_questions([f"user {i}" for i in range(19, 60)])
+
+
+def test_versions_are_switched_by_their_arrows_in_the_middle_of_a_chat(page: PageDriver) -> None:
+    page.send("one")
+    page.wait_idle()
+    page.retry()
+    page.wait_idle()
+    assert page.text("#lm-turn .lm-branch") == "◂\n2 / 2\n▸"
+    page.send("two")
+    page.wait_idle()
+    page.edit_first("changed")
+    page.wait_answer_is(answer_to("changed"))
+    page.wait_idle()
+    page.press("Previous version", "#lm-turn .lm-branch[data-role=user]")
+    page.wait_questions(["one", "two"])
+    page.press("Previous version", "#lm-history .lm-branch[data-role=assistant]")
+    page.wait_questions(["one"])  # the first answer, which nobody asked on
+    page.press("Next version", "#lm-turn .lm-branch[data-role=assistant]")
+    page.wait_questions(["one", "two"])
+    focused = page.evaluate("document.activeElement.closest('.lm-branch')?.dataset.role ?? ''")
+    assert focused in ("", "assistant")
+    page.press("Next version", "#lm-history .lm-branch[data-role=user]")
+    page.wait_questions(["changed"])
+    page.reload()
+    page.wait_questions(["changed"])
+    page.wait_text("#lm-turn .lm-branch", "2 / 2")
+
+
+def test_a_stopped_answer_is_continued(page: PageDriver) -> None:
+    page.send("tell me a long story")
+    page.wait_answer(200)
+    page.stop()
+    kept = page.answer()
+    page.page.click("#lm-continue")
+    page.wait_answer(len(kept) + 100)
+    assert page.page.query_selector("#lm-continue") is None
+    page.stop()
+    assert page.answer().startswith(kept) and answer_to("long").startswith(page.answer())
+    page.send("hello")
+    page.wait_idle()
+    assert page.page.query_selector("#lm-continue") is None  # it ended by itself
+    assert "of 4,096 tokens used" in page.text("#lm-meter")
+
+
+def test_a_refusal_goes_with_its_reason(page: PageDriver) -> None:
+    page.send("tell me a long story")
+    page.wait_answer(20)
+    page.type("another")
+    page.wait_text("#lm-notice", "An answer is still being written")
+    page.stop()
+    wait_for(lambda: page.text("#lm-notice") == "", 10, "nothing to wait for")
+    assert page.value("lm-message") == "another"
+
+
+HOSTILE = r"""hostile <div style="position:fixed;inset:0;z-index:99" onclick="window.hacked=1">over</div>
+<details open ontoggle="window.hacked=2"><summary>x</summary></details><form action="/x">secret?<input></form>
+<svg onload="window.hacked=3"></svg><iframe srcdoc="<script>parent.hacked=4</script>"></iframe>
+<style>body { display: none }</style><link rel=stylesheet href=//203.0.113.7/x.css>
+
+[link](javascript:window.hacked=5) ![x](x" onerror="window.hacked=6) $$\href{javascript:window.hacked=7}{x}$$
+\(\htmlData{x=y}{z}\) `<img src=x onerror=window.hacked=8>` <a href="javascript:window.hacked=9">a</a>"""
+
+
+def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: PageDriver) -> None:
+    page.send("show me markdown")
+    page.wait_idle()
+    assert page.copied() == MARKDOWN
+    page.page.click("#lm-turn .copy_code_button")
+    assert page.evaluate("navigator.clipboard.readText()").strip() == "print('hello')"
+    page.send(r"sums: \(a_1 + b\) and \[c^2\] and $$d$$ but $5 and `\(e\)`")
+    page.wait_idle()
+    assert page.page.locator("#lm-turn [data-testid=user] .katex").count() == 3
+    assert page.page.locator("#lm-turn [data-testid=user] .katex-display").count() == 2
+    dollars = r"so $a_1 < b$, **$-x$** and $5 * y * z$, but $5 and $6, and `$e$`"
+    page.send(dollars)
+    page.wait_idle()
+    formulas = "[...document.querySelectorAll('#lm-turn [data-testid=user] .katex')]"
+    sources = f"{formulas}.map((one) => one.querySelector('annotation').textContent.trim())"
+    assert page.evaluate(sources) == [rf"\relax {one}" for one in ("a_1 < b", "-x", "5 * y * z")]
+    assert page.evaluate(f"{formulas}.every((one) => !one.querySelector('.katex-error'))")
+    assert page.copied() == answer_to(dollars)
+    page.send(AS_CODE + HOSTILE)
+    page.wait_idle()
+    for link in page.page.locator("#lm-turn a").all():
+        assert not str(link.get_attribute("href") or "").startswith("javascript")
+    assert page.evaluate("window.hacked") is None and page.loaded_images() == 0
+    kept = page.page.locator("#lm-turn .prose :is(iframe, style, link, script, [onload], [onclick])")
+    assert kept.count() == 0
+    forms = page.page.locator("#lm-turn .prose :is(form, input)")
+    assert forms.count() > 0 and not any(form.is_visible() for form in forms.all())
+    page.send("still there?")  # nothing covers the box to write in, and the page is shown
+    page.wait_idle()
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(
+    width: int, theme: str, page: PageDriver
+) -> None:
+    page.send("show me markdown")
+    page.wait_idle()
+    found: list[str] = []
+    page.page.set_viewport_size({"width": width, "height": 900})
+    page.theme(theme)
+    page.background()  # it fades
+    for tab in TABS:
+        page.open_tab(tab)
+        rules = ["color-contrast"] if theme == "dark" else []  # all that a theme changes
+        found += page.violations(f"{tab}, {theme}, {width}", rules)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.theme("auto")
+    assert found == [], "\n".join(found)

@@ -1,5 +1,5 @@
-"""What a user expects of a chat, in a real browser on the fake engine: versions of messages, and what a long
-chat costs."""
+"""What a user expects of a chat, in a real browser on the fake engine: thoughts, files, prompts, and what a
+long chat costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from app_process import LOOKING, AppStart, Server, wait_for
-from browser import PageDriver
+from browser import AS_CODE, PageDriver
 from fake_engine import MARKDOWN, THOUGHT, answer_to
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
@@ -78,39 +78,6 @@ def test_a_long_chat_opens_quickly_and_costs_an_answer_little(page: PageDriver) 
     assert opening < 1.5 and answering < 1.5
 
 
-def test_versions_are_switched_by_their_arrows_in_the_middle_of_a_chat(page: PageDriver) -> None:
-    page.send("one")
-    page.wait_idle()
-    page.retry()
-    page.wait_idle()
-    assert page.text("#lm-turn .lm-branch") == "◂\n2 / 2\n▸"
-    page.send("two")
-    page.wait_idle()
-    page.edit_first("changed")
-    page.wait_answer_is(answer_to("changed"))
-    page.wait_idle()
-    page.press("Previous version", "#lm-turn .lm-branch[data-role=user]")
-    page.wait_questions(["one", "two"])
-    page.press("Previous version", "#lm-history .lm-branch[data-role=assistant]")
-    page.wait_questions(["one"])  # the first answer, which nobody asked on
-    page.press("Next version", "#lm-turn .lm-branch[data-role=assistant]")
-    page.wait_questions(["one", "two"])
-    focused = page.evaluate("document.activeElement.closest('.lm-branch')?.dataset.role ?? ''")
-    assert focused in ("", "assistant")
-    page.press("Next version", "#lm-history .lm-branch[data-role=user]")
-    page.wait_questions(["changed"])
-    page.reload()
-    page.wait_questions(["changed"])
-    page.wait_text("#lm-turn .lm-branch", "2 / 2")
-
-
-def copied(page: PageDriver) -> str:
-    """What the button under the last answer puts on the clipboard."""
-    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.page.locator("#lm-turn .bot-row ~ .message-buttons button[aria-label='Copy message']").last.click()
-    return str(page.evaluate("navigator.clipboard.readText()"))
-
-
 @pytest.mark.slow
 def test_thoughts_are_folded_and_stay_open_when_opened(page: PageDriver) -> None:
     page.send("think about it")
@@ -123,36 +90,10 @@ def test_thoughts_are_folded_and_stay_open_when_opened(page: PageDriver) -> None
     shown = page.evaluate("document.querySelector('#lm-turn .lm-think pre').textContent")
     assert shown == f"Let me see: {THOUGHT}"  # tags and formulas in it are text
     assert "<strong>four</strong>" in page.turn_html()
-    assert copied(page) == "It is **four**."
+    assert page.copied() == "It is **four**."
     page.reload()
     page.wait_text("#lm-turn .lm-think summary", "Thought for ")
     assert not page.evaluate("document.querySelector('#lm-turn .lm-think').open")
-
-
-def test_a_stopped_answer_is_continued(page: PageDriver) -> None:
-    page.send("tell me a long story")
-    page.wait_answer(200)
-    page.stop()
-    kept = page.answer()
-    page.page.click("#lm-continue")
-    page.wait_answer(len(kept) + 100)
-    assert page.page.query_selector("#lm-continue") is None
-    page.stop()
-    assert page.answer().startswith(kept) and answer_to("long").startswith(page.answer())
-    page.send("hello")
-    page.wait_idle()
-    assert page.page.query_selector("#lm-continue") is None  # it ended by itself
-    assert "of 4,096 tokens used" in page.text("#lm-meter")
-
-
-def test_a_refusal_goes_with_its_reason(page: PageDriver) -> None:
-    page.send("tell me a long story")
-    page.wait_answer(20)
-    page.type("another")
-    page.wait_text("#lm-notice", "An answer is still being written")
-    page.stop()
-    wait_for(lambda: page.text("#lm-notice") == "", 10, "nothing to wait for")
-    assert page.value("lm-message") == "another"
 
 
 @pytest.mark.slow
@@ -167,54 +108,12 @@ def test_what_the_draft_wrote_is_coloured_on_request(page: PageDriver) -> None:
     page.wait_text("#lm-turn .lm-line", "accepted from the draft")
     assert page.evaluate("document.querySelector('#lm-turn .lm-tokens').textContent") == answer_to("attack")
     assert page.page.locator("#lm-turn .lm-tokens mark").count() > 1
-    assert copied(page) == answer_to("attack")
+    assert page.copied() == answer_to("attack")
     assert page.page.locator("#lm-turn .lm-tokens :not(mark)").count() == 0
     page.settings()
     page.page.uncheck("#lm-show-drafted input")
     page.chat()
     page.wait_text("#lm-turn [data-testid=bot] strong", "done")
-
-
-# Behind it tags are taken for code, which they are not to Markdown: what the page sees of them is sanitised.
-AS_CODE = "> ```\n\n"
-HOSTILE = r"""hostile <div style="position:fixed;inset:0;z-index:99" onclick="window.hacked=1">over</div>
-<details open ontoggle="window.hacked=2"><summary>x</summary></details><form action="/x">secret?<input></form>
-<svg onload="window.hacked=3"></svg><iframe srcdoc="<script>parent.hacked=4</script>"></iframe>
-<style>body { display: none }</style><link rel=stylesheet href=//203.0.113.7/x.css>
-
-[link](javascript:window.hacked=5) ![x](x" onerror="window.hacked=6) $$\href{javascript:window.hacked=7}{x}$$
-\(\htmlData{x=y}{z}\) `<img src=x onerror=window.hacked=8>` <a href="javascript:window.hacked=9">a</a>"""
-
-
-def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: PageDriver) -> None:
-    page.send("show me markdown")
-    page.wait_idle()
-    assert copied(page) == MARKDOWN
-    page.page.click("#lm-turn .copy_code_button")
-    assert page.evaluate("navigator.clipboard.readText()").strip() == "print('hello')"
-    page.send(r"sums: \(a_1 + b\) and \[c^2\] and $$d$$ but $5 and `\(e\)`")
-    page.wait_idle()
-    assert page.page.locator("#lm-turn [data-testid=user] .katex").count() == 3
-    assert page.page.locator("#lm-turn [data-testid=user] .katex-display").count() == 2
-    dollars = r"so $a_1 < b$, **$-x$** and $5 * y * z$, but $5 and $6, and `$e$`"
-    page.send(dollars)
-    page.wait_idle()
-    formulas = "[...document.querySelectorAll('#lm-turn [data-testid=user] .katex')]"
-    sources = f"{formulas}.map((one) => one.querySelector('annotation').textContent.trim())"
-    assert page.evaluate(sources) == [rf"\relax {one}" for one in ("a_1 < b", "-x", "5 * y * z")]
-    assert page.evaluate(f"{formulas}.every((one) => !one.querySelector('.katex-error'))")
-    assert copied(page) == answer_to(dollars)
-    page.send(AS_CODE + HOSTILE)
-    page.wait_idle()
-    for link in page.page.locator("#lm-turn a").all():
-        assert not str(link.get_attribute("href") or "").startswith("javascript")
-    assert page.evaluate("window.hacked") is None and page.loaded_images() == 0
-    kept = page.page.locator("#lm-turn .prose :is(iframe, style, link, script, [onload], [onclick])")
-    assert kept.count() == 0
-    forms = page.page.locator("#lm-turn .prose :is(form, input)")
-    assert forms.count() > 0 and not any(form.is_visible() for form in forms.all())
-    page.send("still there?")  # nothing covers the box to write in, and the page is shown
-    page.wait_idle()
 
 
 TAGS = "Put List<String> into a <div>, or `<b>` into a <textarea> or <!-- what --> is left"
@@ -227,7 +126,7 @@ def test_tags_are_shown_copied_and_edited_as_they_were_written(page: PageDriver)
     shown = TAGS.replace("`", "")
     assert page.questions() == [shown]
     assert page.answer() == answer_to(shown)
-    assert copied(page) == answer_to(TAGS)
+    assert page.copied() == answer_to(TAGS)
     page.page.click("#lm-turn button[aria-label='Edit']")
     wait_for(lambda: page.page.input_value("#lm-turn textarea") == TAGS, 10, "the text as it was written")
     page.press("Submit", "#lm-turn")

@@ -1,4 +1,4 @@
-"""The page in a real browser: the Benchmark tab, use without eyes or mouse, and what the page costs."""
+"""The page in a real browser: the Benchmark tab, use without a mouse, and what the page costs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from xml.etree import ElementTree
 import pytest
 from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver, open_browser
-
-from app.page import TABS
 
 pytestmark = pytest.mark.browser
 PIXELS = """async ([picture, places]) => {
@@ -133,34 +131,6 @@ def test_a_benchmark_runs_survives_a_reload_and_is_shared(page: PageDriver, serv
     page.wait_text("#lm-bench-result", "All settings gave the same tokens.")
     page.page.click("#lm-bench-delete")
     wait_for(lambda: page.text("#lm-bench-result") == "", 10, "no result")
-
-
-@pytest.fixture(scope="module")
-def with_markdown(page: PageDriver) -> PageDriver:
-    """An answer in its chat."""
-    page.chat()
-    page.send("show me markdown")
-    page.wait_idle()
-    return page
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 390])
-def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(
-    width: int, theme: str, with_markdown: PageDriver
-) -> None:
-    page = with_markdown
-    found: list[str] = []
-    page.page.set_viewport_size({"width": width, "height": 900})
-    page.theme(theme)
-    page.background()  # it fades
-    for tab in TABS:
-        page.open_tab(tab)
-        rules = ["color-contrast"] if theme == "dark" else []  # all that a theme changes
-        found += page.violations(f"{tab}, {theme}, {width}", rules)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert found == [], "\n".join(found)
 
 
 REACHED = """() => {

@@ -1,4 +1,4 @@
-"""The Settings tab in a real browser, when settings change in another tab or in another window."""
+"""The Settings tab in a real browser: what it keeps, also when settings change in another tab or window."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
+OWN_SAMPLING = "#lm-own-sampling input"
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +201,86 @@ def test_a_preset_takes_the_place_of_a_prompt_only_when_it_is_chosen(
     page.page.keyboard.press("Enter")  # the same once more
     wait_for(lambda: page.page.input_value(prompt) == "Be brief.", 10, "the preset's prompt")
     page.fill("lm-system", "")
+
+
+@pytest.mark.slow
+def test_a_budget_of_one_s_own_begins_with_one_that_works(page: PageDriver) -> None:
+    """Also before this computer has been looked at, when the slider has no ends: it stays automatic."""
+    page.reload()
+    page.settings()
+    automatic = "#lm-automatic input"
+    page.page.click(automatic)  # at once
+    wait_for(lambda: page.value("lm-budget") != "auto" or page.page.is_checked(automatic), 15)
+    size = page.value("lm-budget")
+    assert size == "auto" or int(size.removesuffix("MiB")) >= 8, size
+    page.fill("lm-budget", "auto")
+    wait_for(lambda: "(predicted)" in page.text("#lm-preview"), 60, "the planner's words")
+    wait_for(lambda: page.page.is_checked(automatic), 15, "the switch to follow")
+    page.page.click(automatic)  # now that they are there
+    wait_for(lambda: page.value("lm-budget") != "auto", 15, "a size")
+    assert int(page.value("lm-budget").removesuffix("MiB")) >= 8
+    page.fill("lm-budget", "auto")
+    wait_for(lambda: page.page.is_checked(automatic), 15, "the switch to follow")
+    assert not page.page.is_visible("#lm-budget-slider input[type=number]")
+
+
+@pytest.mark.slow
+def test_own_sampling_holds_until_a_number_or_a_preset_of_ones_own(page: PageDriver, server: Server) -> None:
+    """However quickly a control is left for another one."""
+
+    def kept() -> tuple[float, bool, int | None]:
+        answers = json.loads((server.home / "settings.json").read_text())["answers"]
+        return answers["temperature"], answers["own_sampling"], answers["seed"]
+
+    def own(wanted: bool) -> None:
+        wait_for(lambda: page.page.is_checked(OWN_SAMPLING) == wanted, 5, f"own sampling {wanted}")
+
+    page.settings()
+    page.fill("lm-temperature", "0.5")
+    page.fill("lm-preset-sampling", "warm")
+    page.page.click("#lm-save-sampling")
+    page.wait_text("#lm-said-sampling", "The preset is saved.")
+    page.page.check(OWN_SAMPLING)
+    wait_for(lambda: kept() == (0.5, True, None), 10, "it to be kept")
+    page.fill("lm-seed", "7")
+    wait_for(lambda: kept() == (0.5, True, 7), 10, "a seed, which changes nothing of it")
+    page.fill("lm-temperature", "0.75")
+    page.fill("lm-seed", "")  # at once
+    wait_for(lambda: kept() == (0.75, False, None), 10, "the number")
+    own(False)
+    page.page.check(OWN_SAMPLING)
+    wait_for(lambda: kept() == (0.75, True, None), 10, "it to be kept")
+    page.reload()
+    page.settings()
+    own(True)
+    page.page.click("#lm-preset-sampling input")
+    page.page.click("#lm-preset-sampling [role=option]:has-text('warm')")
+    wait_for(lambda: kept() == (0.5, False, None), 10, "the preset")
+    own(False)
+    page.fill("lm-seed", "8")
+    wait_for(lambda: kept() == (0.5, False, 8), 10, "the preset still")
+    page.fill("lm-seed", "")
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_can_be_changed_again(page: PageDriver) -> None:
+    page.settings()
+    page.choose_model("missing")
+    page.apply("")
+    page.wait_text("#lm-header", "There is no model 'missing'")
+    page.chat()
+    page.type("hello")
+    page.wait_text("#lm-notice", "No model is loaded")
+    assert page.value("lm-message") == "hello"
+    page.settings()
+    page.choose_model("other-moe")
+    page.apply("")
+    page.wait_text("#lm-header", "ready")
+    assert "tiny demo model" not in page.text("#lm-header")
+    page.chat()
+    wait_for(lambda: page.text("#lm-notice") == "", 10, "a model is loaded")
+    page.settings()
+    page.wait_text("#lm-own", "temperature 1, top-k 64, top-p 0.95")
+    page.choose_model("demo")
+    page.apply("")
+    page.wait_text("#lm-header", "a tiny demo model; choose a real one under Models")
