@@ -35,6 +35,8 @@ from localmoe.vision.source import VisionSource
 ONE, OTHER, WIDE, HIGH = picture(1), picture(2), picture(3, 192, 64), picture(4, 64, 320)
 TOKENS = 10
 Reading = tuple[Any, Path]
+# what no encoder has a part in
+of_one_in_a_plain_run = pytest.mark.slow(but=1)
 
 
 @pytest.fixture(scope="module", params=READING_ARCHITECTURES)
@@ -77,7 +79,7 @@ def is_right(reading: Reading, messages: list[Message], answer: Answer) -> bool:
     return answer.tokens == reference_answer(model, folder, answer.prompt, pictures_of(messages), count)
 
 
-@pytest.mark.parametrize("num_slots", [None, 10])
+@pytest.mark.parametrize("num_slots", [None, pytest.param(10, marks=pytest.mark.slow(but=2))])
 def test_answers_about_pictures_are_those_of_transformers(reading: Reading, num_slots: int | None) -> None:
     folder = reading[1]
     engine = loaded(folder) if num_slots is None else load_with_slots(folder, num_slots, draft_length=0)
@@ -147,6 +149,7 @@ def test_a_chat_that_was_left_comes_back_with_its_pictures(
     assert is_right(reading, told, back)
 
 
+@of_one_in_a_plain_run
 def test_texts_without_pictures_are_answered_as_by_an_engine_that_saw_none(
     reading: Reading, engine: Engine
 ) -> None:
@@ -159,6 +162,7 @@ def test_texts_without_pictures_are_answered_as_by_an_engine_that_saw_none(
     assert len([token for event in engine.stream(raw) for token in event.token_ids]) == 4
 
 
+@of_one_in_a_plain_run
 def test_a_picture_is_read_once(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     monkeypatch.setattr(images, "log_image", lambda tokens, seconds: read.append(tokens))
@@ -171,6 +175,7 @@ def test_a_picture_is_read_once(reading: Reading, monkeypatch: pytest.MonkeyPatc
         assert len(read) == 2 and sum(read) == both.prompt.count(IMAGE_TOKEN_ID)
 
 
+@of_one_in_a_plain_run
 def test_who_waits_is_told_of_pictures_that_are_to_be_read(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +187,7 @@ def test_who_waits_is_told_of_pictures_that_are_to_be_read(
         assert told == [PromptState(count, 0, 0, images=2), PromptState(count, 0, 0, images=1)]
 
 
+@of_one_in_a_plain_run
 def test_stop_ends_the_reading_of_pictures(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
     with loaded(reading[1]) as engine:
         stop, read = threading.Event(), []
@@ -193,6 +199,7 @@ def test_stop_ends_the_reading_of_pictures(reading: Reading, monkeypatch: pytest
         assert is_right(reading, list(told), ask(engine, list(told), 4)) and len(read) == 2
 
 
+@of_one_in_a_plain_run
 def test_what_is_no_picture_or_does_not_fit_is_refused_and_nothing_is_lost(reading: Reading) -> None:
     with loaded(reading[1], context=128) as engine:
         told = [shown("one", (0, ONE))]
@@ -204,6 +211,7 @@ def test_what_is_no_picture_or_does_not_fit_is_refused_and_nothing_is_lost(readi
         assert ask(engine, told, 4).tokens == first.tokens
 
 
+@of_one_in_a_plain_run
 def test_an_encoder_that_cannot_be_read_leaves_texts_to_be_answered(
     reading: Reading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +237,7 @@ def test_an_encoder_that_cannot_be_read_leaves_texts_to_be_answered(
         assert is_right(reading, told, ask(engine, told, 4))
 
 
+@of_one_in_a_plain_run
 def test_texts_that_were_left_give_way_to_the_encoder(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +255,7 @@ def test_texts_that_were_left_give_way_to_the_encoder(
         assert not len(texts)
 
 
+@of_one_in_a_plain_run
 def test_an_encoder_that_cannot_be_read_costs_no_text_that_was_left(
     reading: Reading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +272,7 @@ def test_an_encoder_that_cannot_be_read_costs_no_text_that_was_left(
         assert len(texts) >= left > 0
 
 
+@of_one_in_a_plain_run
 def test_a_model_without_its_processors_settings_says_what_is_missing_or_damaged(
     reading: Reading, tmp_path: Path
 ) -> None:
