@@ -26,6 +26,7 @@ if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/
 import hypothesis
 import pytest
 import support.without_collector  # noqa: F401 (until all is collected)
+from support.fewer_examples import try_half
 from support.file_order import order_files
 from support.slow_tests import is_plain, leave_out_slow
 
@@ -65,12 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
         _prepare_libraries()
-        examples = 100 if config.option.all else 60  # where a test does not say how many
-        hypothesis.settings.register_profile(
-            "any machine",
-            deadline=None,
-            max_examples=examples,  # a busy one is no fault
-        )
+        hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no fault
         hypothesis.settings.load_profile("any machine")
 
 
@@ -108,6 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if not config.option.all:
         leave_out_slow(config, items)
+        try_half(items)
     order_files(items)
     skips = {}
     if torch.cuda.is_available():
