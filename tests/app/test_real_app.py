@@ -52,6 +52,7 @@ def test_hello_is_answered_and_measured(page: PageDriver) -> None:
         assert page.figure(key).endswith(" %")
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_keeps_fewer_experts(page: PageDriver) -> None:
     page.settings()
     page.wait_text("#lm-share", "% of the experts stay in emulated device memory")
@@ -66,6 +67,7 @@ def test_a_smaller_budget_keeps_fewer_experts(page: PageDriver) -> None:
     page.chat()
 
 
+@pytest.mark.slow
 def test_a_story_streams_moves_the_panel_and_stops(page: PageDriver) -> None:
     page.send(LONG)
     lengths, tokens = page.watch(lambda: (len(page.answer()), page.figure("new_tokens")), 4)
@@ -77,6 +79,7 @@ def test_a_story_streams_moves_the_panel_and_stops(page: PageDriver) -> None:
     assert len(kept) >= lengths[-1] and "stopped" in page.line()
 
 
+@pytest.mark.slow
 def test_a_reload_finds_the_chat_again(page: PageDriver) -> None:
     questions, answer = page.questions(), page.answer()
     page.reload()
