@@ -22,7 +22,7 @@ from app.chats import ChatStore
 from app.service import ChatService
 from localmoe.core.errors import LocalMoeError
 
-SECONDS, AT_MOST_S = 3.0, 60.0
+SECONDS, AT_MOST_S = 1.5, 60.0
 TO_DO = {
     "send",
     "show it",

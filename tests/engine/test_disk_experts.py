@@ -368,22 +368,22 @@ def test_a_second_load_reads_no_expert_of_the_checkpoint(
 def test_a_file_of_other_weights_or_a_damaged_one_is_written_anew(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its path is the same."""
+    """Also where its path is the same. Told by the prompt that asks for most experts."""
     fingerprint = Checkpoint.fingerprint
     monkeypatch.setattr(Checkpoint, "fingerprint", lambda found: "0" * 12 + fingerprint(found))
     answers = []
     for seed in (0, 1):
         folder = write_model(tmp_path / "model", tiny_model("qwen2_moe", seed=seed, dtype=torch.bfloat16))
         with load(folder, draft_length=0) as engine:
-            answers.append(texts(engine, 0))
+            answers.append(ask(engine, PROMPTS[2], 8).tokens)
         with load_from_disk(folder, draft_length=0) as engine:
-            assert texts(engine, 0) == answers[-1]
+            assert ask(engine, PROMPTS[2], 8).tokens == answers[-1]
         (file,) = files_in(home)
     assert answers[0] != answers[1]
     for length in (5000, file.stat().st_size - 1):
         os.truncate(file, length)
         with load_from_disk(folder, draft_length=0) as engine:
-            assert texts(engine, 0) == answers[1]
+            assert ask(engine, PROMPTS[2], 8).tokens == answers[1]
 
 
 def test_a_damaged_file_takes_no_room_from_the_one_in_its_place(

@@ -38,7 +38,7 @@ from localmoe.speculative.steppers import DeviceStepper
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 CONFIG = EngineConfig(device="cpu", context=160, draft_length=3, drafter="mtp")
 LONGEST_WINDOW = 8
-TEXT = [(7 * i + i * i) % 240 + 5 for i in range(15)]
+TEXT = [(7 * i + i * i) % 240 + 5 for i in range(LONGEST_WINDOW + 1)]
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_experts_of_a_job_do_not_give_way_while_others_are_read(tmp_path: Path) 
         thread = threading.Thread(target=crowd)
         thread.start()
         try:
-            for _ in range(150):
+            for _ in range(75):
                 wanted = job(chance)
                 assert torch.equal(disk.compute(*wanted), ram.compute(*wanted))
         finally:
