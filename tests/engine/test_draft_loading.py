@@ -42,6 +42,7 @@ def built_draft(home: Path) -> Path:
     return next(path.parent for path in files_below(home) if path.name == "localmoe_draft.json")
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "mixtral", "deepseek_v2", "gpt_oss"])
 def test_the_first_load_builds_the_draft_and_the_second_reuses_it(
     architecture: str, tiny: Tiny, home: Path

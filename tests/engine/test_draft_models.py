@@ -96,6 +96,7 @@ def test_the_same_model_drafts_every_token_and_foretells_every_expert(
         assert engine.device_memory()["draft"] <= engine.plan.draft_bytes
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("padding", [-1, 0, 7])
 def test_a_small_dense_model_drafts_greedy_and_sampled_answers(
     padding: int, tmp_path: Path, tiny: Callable[[str], tuple[Path, Any]]

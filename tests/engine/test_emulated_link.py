@@ -39,6 +39,7 @@ def settled_before_verify(engine: Engine) -> Iterator[None]:
         scheduler.notify = notify
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "mixtral", "gpt_oss"])
 def test_moe_speq_finds_more_experts_in_slots_than_on_demand_at_the_same_budget_and_draft_length(
     architecture: str, tiny: Tiny

@@ -75,6 +75,7 @@ def test_an_answer_of_one_token_has_no_rates(tiny: Tiny, tiny_engine: Engines) -
         assert getattr(stats, rate) is None, rate
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "mixtral", "gpt_oss"])
 def test_greedy_tokens_with_a_repetition_penalty_are_those_of_transformers(
     architecture: str, tiny: Tiny, tiny_engine: Engines

@@ -24,6 +24,7 @@ from localmoe.engine import Engine
 from localmoe.kernels.rows import RowPadding
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", READING_ARCHITECTURES)
 def test_experts_in_place_answer_as_transformers_does_also_about_large_pictures(
     architecture: str, tmp_path: Path

@@ -50,6 +50,7 @@ def gptq(folder: Path) -> Path:
     return build_draft(str(folder), settings=DraftSettings("gptq", settings, device="cpu"))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "gpt_oss", "deepseek_v2"])
 def test_answers_drafted_by_nf4_are_those_of_plain_decoding(
     architecture: str, tiny: Tiny, home: Path

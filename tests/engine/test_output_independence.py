@@ -48,6 +48,13 @@ PLAIN = Setting(24, None, "on-demand", 0)
 Tiny = Callable[[str], tuple[Path, Any]]
 
 
+def sampled(settings: list[Setting]) -> Any:
+    """Those of them in plain runs where slots are fewest, or the link is slow."""
+    slow = [[pytest.mark.slow] * (setting.num_slots in (8, 24)) for setting in settings]
+    cases = [pytest.param(one, id=str(one), marks=marks) for one, marks in zip(settings, slow, strict=True)]
+    return pytest.mark.parametrize("setting", cases)
+
+
 @dataclass
 class Answers:
     """Engines by (slots, link speed, drafter), and what they answered."""
@@ -93,16 +100,14 @@ def test_greedy_output_is_the_same_for_every_setting(
 SAMPLED = SamplingConfig(temperature=0.8, top_p=0.95, top_k=40, min_p=0.01, repetition_penalty=1.1, seed=11)
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.draft_length == 0], ids=str)
+@sampled([s for s in SETTINGS if s.draft_length == 0])
 def test_sampled_output_without_drafts_is_the_same_for_every_policy_budget_and_link(
     setting: Setting, answers: Answers, expected: Callable[[SamplingConfig], list[int]]
 ) -> None:
     assert answers.tokens(setting, SAMPLED) == expected(SAMPLED)
 
 
-@pytest.mark.parametrize(
-    "setting", [s for s in SETTINGS if s.draft_length == 5 and s.drafter == "self"], ids=str
-)
+@sampled([s for s in SETTINGS if s.draft_length == 5 and s.drafter == "self"])
 def test_sampled_output_with_drafts_of_one_length_is_the_same_for_every_policy_budget_and_link(
     setting: Setting, answers: Answers
 ) -> None:

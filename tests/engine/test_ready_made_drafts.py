@@ -56,11 +56,12 @@ def packed_output(model: Model, layer: LowBitExperts, index: int, expert: int, x
     return module._apply_gate(hidden) @ down.T
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     ("architecture", "bits", "act_order"),
     [
-        ("qwen2_moe", 2, True), ("qwen2_moe", 3, False), ("mixtral", 4, True), ("deepseek_v2", 8, True),
-        ("gpt_oss", 4, True), ("gpt_oss", 3, False),
+        ("qwen2_moe", 2, True), ("mixtral", 4, True), ("deepseek_v2", 8, True), ("gpt_oss", 3, False),
+        ("qwen2_moe", 3, False), ("gpt_oss", 4, True),
     ],
 )  # fmt: skip
 def test_every_expert_is_that_of_the_checkpoint_in_both_kinds_of_passes(

@@ -261,6 +261,7 @@ def test_what_was_given_up_while_it_was_read_keeps_its_place_until_it_is(
     check_idle(store)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_whoever_holds_or_copies_at_random_reads_the_right_bytes(
     make: Callable[[int], DiskStore], reads: Reads, seed: int

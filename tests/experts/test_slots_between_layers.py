@@ -77,7 +77,9 @@ def spread_and_known(num_slots: int, tokens: list[list[list[int]]]) -> int:
 
 
 @pytest.mark.parametrize("policy", [OnDemandPolicy, MoeSpeqPolicy])
-@pytest.mark.parametrize("num_slots", [8, 14, 30])
+@pytest.mark.parametrize(
+    "num_slots", [pytest.param(8, marks=pytest.mark.slow), 14, pytest.param(30, marks=pytest.mark.slow)]
+)
 def test_slots_are_spread_however_many_prompts_went_before(num_slots: int, policy: type[Policy]) -> None:
     rig = DeviceRig(num_slots, layers=LAYERS, experts=EXPERTS)
     scheduler = Scheduler(policy(CacheShape(LAYERS, EXPERTS, TOP_K, num_slots)))

@@ -277,7 +277,7 @@ def test_threads_that_ended_are_noticed_before_a_pass(lane: DeviceLane) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("length", "looks_up"), [(0, False), (3, False), (3, True)])
-@pytest.mark.parametrize("fails_at", [1, 4, 9])
+@pytest.mark.parametrize("fails_at", [1, pytest.param(4, marks=pytest.mark.slow), 9])
 def test_a_failed_pass_is_run_again_without_the_lane(
     lane: DeviceLane, length: int, looks_up: bool, fails_at: int
 ) -> None:

@@ -71,7 +71,7 @@ def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
         assert counters.left_out <= (on_device and bool(end)), "one draft behind an end token at most"
 
 
-@pytest.mark.parametrize("length", [0, 2])
+@pytest.mark.parametrize("length", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("on_device", [False, True])
 def test_what_capturing_passes_takes_is_no_time_of_a_step(length: int, on_device: bool) -> None:
     rig = Rig(Table(agreement=1.0, seed=6), 5)

@@ -106,7 +106,13 @@ def run(
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("architecture", [*BEHIND, *BESIDE])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("glm4_moe_lite", "qwen3_5_moe_text")))
+        for name in (*BEHIND, *BESIDE)
+    ],
+)
 def test_it_is_its_parts_one_after_another_however_the_text_is_cut(architecture: str, tmp_path: Path) -> None:
     folder = mtp_model(tmp_path / "m", architecture)
     stored = Checkpoint.open(folder).tensors

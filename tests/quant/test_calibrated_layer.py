@@ -107,7 +107,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("gate_weighted", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("biased", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_hessians_errors_and_answers_are_those_of_a_loop_over_pairs(
     gate_weighted: bool, biased: bool, hessians: dict[str, list[Tensor]]
 ) -> None:

@@ -134,7 +134,9 @@ def test_windows_are_long_where_nearly_everything_is_accepted_and_verifying_cost
     assert Counter(chosen[150:]).most_common(1)[0][0] >= 48  # 3 % slower than 64
 
 
-@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize(
+    "rate", [0.3, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.6, 0.8)), 0.9]
+)
 @pytest.mark.parametrize("draft_s", [0.5e-3, 2e-3, 5e-3])
 @pytest.mark.parametrize("slope_s", [0.0, 0.5e-3, 2e-3])
 def test_the_speed_that_it_reaches_is_close_to_the_best_there_is(
@@ -292,6 +294,7 @@ def read_margins(
     return tokens / seconds, lengths
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("first_s", "further_s"), [(6e-3, 1.2e-3), (30e-3, 3e-3), (9e-3, 4e-3)])
 def test_stopping_where_the_draft_is_unsure_beats_every_fixed_length(
     first_s: float, further_s: float

@@ -129,6 +129,7 @@ def _stop(*given: object) -> None:
     raise RuntimeError("stopped")
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("reading", BY_GRID, indirect=True)
 @pytest.mark.parametrize(("device", "most"), [("cpu", 384), ("cuda", 1024)])
 def test_a_large_picture_is_scaled_down_and_a_small_one_up(reading: Reading, device: str, most: int) -> None:
