@@ -16,6 +16,7 @@ from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.lane_balance import LanePass
 from localmoe.experts.lane_block import PATIENCE, LaneBlock, LaneRates
+from localmoe.experts.lane_trial import LaneTrial
 from localmoe.experts.record_store import RecordStore
 from localmoe.experts.records import RecordLayout
 from localmoe.experts.rest_block import RestBlock
@@ -81,7 +82,10 @@ def make_lane(
     words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
     words += ", from RAM or the disk" if disk else ""
     brief = disk and ends_long_passes(memory.block.done.device)
-    made = DeviceLane(lane, block, rates, link=link, of_prompts=of_prompts, needed=disk, brief=brief)
+    trial = LaneTrial() if config.lanes == "auto" and not disk else None
+    made = DeviceLane(
+        lane, block, rates, link=link, of_prompts=of_prompts, needed=disk, brief=brief, trial=trial
+    )
     made.takes(memory)
     unit = ", a matrix unit for prompts" if lane.has_matrix_unit else ""
     return made, f"{words} ({lane.num_threads} threads{unit})"

@@ -18,6 +18,7 @@ from localmoe.experts.disk_memory import DiskExpertMemory
 from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.lane_balance import LaneBalance, LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+from localmoe.experts.lane_trial import LaneTrial
 from localmoe.experts.late_answers import why_late
 from localmoe.experts.slot_worth import SlotWorth
 
@@ -55,11 +56,12 @@ class DeviceLane:
         of_prompts: Mapping[LanePass, LaneRates] | None = None,
         needed: bool = False,
         brief: bool = False,
+        trial: LaneTrial | None = None,
     ) -> None:
         """rates: as measured. link: whether missing experts may come over the link too. of_prompts: rates for
         as many tokens as ask for an expert in a prompt's pass, of each kind that can be; None: of one, the
         same as windows'. needed: experts come no other way. brief: no kernel is to wait for a disk for
-        seconds."""
+        seconds. trial: by which windows may do without it; None: they do not."""
         self.lane = lane
         self.rows = lane.mailbox.layout.tokens
         self.block = block
@@ -67,6 +69,7 @@ class DeviceLane:
         self.needed = needed
         self.brief = brief
         self.measured = rates
+        self.trial = trial
         self.on = False
         self.allowed = True
         self.failure = ""
@@ -105,9 +108,10 @@ class DeviceLane:
             memory.reads_ram = self.link
         self._disk = memory.store if isinstance(memory.store, DiskStore) else None
 
-    def settle(self, memory: DeviceExpertMemory) -> None:
+    def settle(self, memory: DeviceExpertMemory, kind: LanePass = LanePass.WINDOW) -> None:
         """Take the lane where an expert may be missing and all is well."""
-        self.on = self.may_be_on and memory.may_copy
+        out = self.trial is not None and self.trial.out and kind is LanePass.WINDOW
+        self.on = self.may_be_on and memory.may_copy and not out
 
     def prepare_pass(self, memory: DeviceExpertMemory) -> None:
         """For a window's pass that comes next, if one comes."""
@@ -120,7 +124,7 @@ class DeviceLane:
     def open_pass(self, memory: DeviceExpertMemory, kind: LanePass = LanePass.WINDOW) -> None:
         """Before a window's pass, or a prompt's that asks for its experts."""
         prepared, self._prepared = self._prepared, None
-        self.settle(memory)
+        self.settle(memory, kind)
         self._at_hand, prompt = self._balances[kind], kind is not LanePass.WINDOW
         if self.needed and memory.may_copy and not self.on:
             raise _lost(self.failure or "an answer was to do without it")
@@ -149,9 +153,11 @@ class DeviceLane:
         completes = self.link and not self.needed
         return worth.link_time(self._idle_us or 0.0, self.measured.link_us) if completes else 0.0
 
-    def note_idle(self, seconds: float, layers: int) -> None:
-        """A pass of one token, right behind another one, took so long, less what it waited for experts."""
-        idle_us = max(seconds, 0.0) * 1e6 / layers
+    def note_pass(self, seconds: float, waited_s: float, layers: int) -> None:
+        """A pass of one token, right behind another one, took so long, and of that waited for experts."""
+        if self.trial is not None and self.may_be_on:
+            self.trial.note(seconds)
+        idle_us = max(seconds - waited_s, 0.0) * 1e6 / layers
         if self._idle_us is not None:
             idle_us = self._idle_us + _SMOOTHING * (idle_us - self._idle_us)
         self._idle_us = idle_us

@@ -139,7 +139,7 @@ class DeviceSteps:
         draft_token_s = draft_s / len(step.drafts) if step.drafts and not in_drafts_s else None
         self._finished = FinishedStep(done, accepted, draft_token_s)
         if self._passes.lane is not None and step.behind and not in_verify_s:
-            self._passes.lane.note_idle(verify_s - done.waited_s, len(done.log))
+            self._passes.lane.note_pass(verify_s, done.waited_s, len(done.log))
         step.tell(seconds, ended, accepted + 1, self._passes.memory.times)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
             verify_s = ended - ready - next_capture_s

@@ -215,13 +215,13 @@ def test_a_rest_may_take_the_time_that_the_link_is_idle_and_what_a_change_of_slo
 ) -> None:
     worth = SlotWorth()
     assert lane.rest_us(worth) == worth.gain * RATES.link_us
-    lane.note_idle(0.004, 20)
+    lane.note_pass(0.006, 0.002, 20)
     worth.gain = 0.2
     assert lane.rest_us(worth) == pytest.approx(200.0 + 0.2 * RATES.link_us)
     for worth.gain in (0.1, -3.0):
         assert lane.rest_us(worth) == 0.0  # which may be chance
     for _ in range(200):
-        lane.note_idle(0.002, 20)
+        lane.note_pass(0.002, 0.0, 20)
     rig = DeviceRig(3)
     rig.memory.worth.gain = worth.gain = 0.5
     lane.open_pass(rig.memory)
