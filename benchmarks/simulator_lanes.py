@@ -4,7 +4,7 @@ python benchmarks/simulator_lanes.py [--tokens 192] [--rules]
 
 Rows are those of docs/log.md ("experts that the CPU has a part in come into slots", "packed experts on a
 quiet machine", "slots between layers on a GPU", "experts that stay in MXFP4", "linear attention in whole
-steps", "experts in FP8" and "experts in NVFP4"): H100s and H200s, nothing drafted, on-demand, with the rates
+steps", "experts in FP8", "experts in NVFP4" and "experts in INT4"): H100s and H200s, nothing drafted, on-demand, with the rates
 of those runs; of uniform routing without completing, or the mean where that made no difference.
 "popular" is synthetic_engine's. Prints tok/s and hit rates, measured and predicted, and by how
 much these differ; with --rules instead, what is predicted if experts that are split are never completed,
@@ -143,6 +143,18 @@ ROWS = (
     }, True, True, H200),
     Row("nemotron-3-nano-nvfp4", 0.51, 70e9, {
         "uniform": (170.1, 0.508), "sticky:0.66": (228.7, 0.766),
+    }, True, True, H200),
+    Row("qwen3-30b-a3b-int4", 0.36, 61e9, {
+        "uniform": (104.7, 0.359), "sticky:0.66": (142.6, 0.671),
+    }, True, True, H200),
+    Row("qwen3-30b-a3b-int4", 0.64, 63e9, {
+        "uniform": (143.4, 0.635), "sticky:0.66": (174.8, 0.822),
+    }, True, True, H200),
+    Row("qwen3.5-35b-a3b-int4", 0.48, 53e9, {
+        "uniform": (141.5, 0.482), "sticky:0.66": (164.6, 0.737),
+    }, True, True, H200),
+    Row("qwen3.5-35b-a3b-fp8", 0.25, 69e9, {
+        "uniform": (86.0, 0.245), "sticky:0.66": (113.1, 0.558),
     }, True, True, H200),
 )  # fmt: skip
 
