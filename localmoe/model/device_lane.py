@@ -61,7 +61,7 @@ class DeviceLane:
         """rates: as measured. link: whether missing experts may come over the link too. of_prompts: rates for
         as many tokens as ask for an expert in a prompt's pass, of each kind that can be; None: of one, the
         same as windows'. needed: experts come no other way. brief: no kernel is to wait for a disk for
-        seconds. trial: by which windows may do without it; None: they do not."""
+        seconds. trial: by which passes of one token may do without it; None: they do not."""
         self.lane = lane
         self.rows = lane.mailbox.layout.tokens
         self.block = block
@@ -108,23 +108,26 @@ class DeviceLane:
             memory.reads_ram = self.link
         self._disk = memory.store if isinstance(memory.store, DiskStore) else None
 
-    def settle(self, memory: DeviceExpertMemory, kind: LanePass = LanePass.WINDOW) -> None:
-        """Take the lane where an expert may be missing and all is well."""
-        out = self.trial is not None and self.trial.out and kind is LanePass.WINDOW
+    def settle(self, memory: DeviceExpertMemory, *, single: bool = False) -> None:
+        """Take the lane where an expert may be missing and all is well, in a pass of a `single` token if that
+        is not slower."""
+        out = single and self.trial is not None and self.trial.out
         self.on = self.may_be_on and memory.may_copy and not out
 
     def prepare_pass(self, memory: DeviceExpertMemory) -> None:
-        """For a window's pass that comes next, if one comes."""
-        self.settle(memory)
+        """For a window's pass that comes next, if one comes; of how many tokens is not known."""
+        self.settle(memory, single=True)
         self._at_hand = self._balances[LanePass.WINDOW]
         if self.on and self.lane.healthy:
             self._upload(memory)
             self._prepared = memory.transfers.issued
 
-    def open_pass(self, memory: DeviceExpertMemory, kind: LanePass = LanePass.WINDOW) -> None:
-        """Before a window's pass, or a prompt's that asks for its experts."""
+    def open_pass(
+        self, memory: DeviceExpertMemory, kind: LanePass = LanePass.WINDOW, *, single: bool = False
+    ) -> None:
+        """Before a window's pass, perhaps of a `single` token, or a prompt's that asks for its experts."""
         prepared, self._prepared = self._prepared, None
-        self.settle(memory, kind)
+        self.settle(memory, single=single)
         self._at_hand, prompt = self._balances[kind], kind is not LanePass.WINDOW
         if self.needed and memory.may_copy and not self.on:
             raise _lost(self.failure or "an answer was to do without it")

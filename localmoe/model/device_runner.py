@@ -190,20 +190,22 @@ class DeviceRunner:
         if self.passes.lane is not None:
             self.passes.lane.prepare_pass(self.passes.memory)
 
-    def open_pass(self, *, behind: bool = False, kind: LanePass = LanePass.WINDOW) -> None:
-        """Before a pass that brings what it asks for. behind, kind: see issue_window, DeviceLane."""
+    def open_pass(
+        self, *, behind: bool = False, kind: LanePass = LanePass.WINDOW, single: bool = False
+    ) -> None:
+        """Before a pass that brings what it asks for. behind: see issue_window; kind, single: DeviceLane."""
         memory, lane = self.passes.memory, self.passes.lane
         if behind:
             memory.open_behind()
         else:
             memory.open_pass()
         if lane is not None:
-            lane.open_pass(memory, kind)
+            lane.open_pass(memory, kind, single=single)
 
     def issue_window(self, count: int, start: int, *, behind: bool = False) -> PendingWindow:
         """Issue a window's pass, whose tokens are on the device already. behind: another one, of one token,
         still runs, and nothing is to be copied."""
-        self.open_pass(behind=behind)
+        self.open_pass(behind=behind, single=count == 1)
         self._look_ahead()
         output = self.issue.window(count, start)
         return PendingWindow(count, start, output, Landing(output.report))

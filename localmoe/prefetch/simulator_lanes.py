@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from localmoe.experts.lane_trial import LaneTrial
 from localmoe.experts.slot_worth import SlotWorth
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_passes import PassMemory
@@ -61,6 +62,8 @@ class LaneMemory(PassMemory):
         super().__init__(machine, scheduler)
         self.cpu_busy_s = 0.0
         self._lane = lane
+        self._trial = LaneTrial()
+        self._single = False  # the pass at hand is of one token
         self._worth = SlotWorth()
         self._changes: list[tuple[int, int]] = []  # experts that entered, and left for them (-1: nobody)
         self._owed_s = 0.0  # of the link, for what is to be completed
@@ -72,8 +75,19 @@ class LaneMemory(PassMemory):
         super().advance(seconds)
         self._owed_s = max(0.0, self._owed_s - max(0.0, seconds - copying_s))
 
+    def run_pass(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """As of PassMemory; of one token it is tried out whether the CPU helps."""
+        began, machine = self.now, self._machine
+        self._single = int(tokens.sum()) == machine.num_layers * machine.experts_per_token
+        found = super().run_pass(tokens)
+        if self._single and not self._lane.always:
+            self._trial.note(self.now - began)
+        return found
+
     def _bring(self, layer: int, missing: list[int], tokens: NDArray[np.int64]) -> list[int]:
         machine, lane = self._machine, self._lane
+        if self._single and self._trial.out:
+            return super()._bring(layer, missing, tokens)
         self._rotation += 7
         order = in_turn(missing, tokens, self._rotation, machine.num_experts)
         counts = [int(tokens[e]) for e in order]

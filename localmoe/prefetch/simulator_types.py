@@ -52,11 +52,13 @@ class Lane:
     Attributes:
         first_s: an expert, for one token. further_s: for each further one.
         handover_s: of a layer's job.
+        always: whether it is not tried out if passes are faster without (experts.lane_trial).
     """
 
     first_s: float
     further_s: float
     handover_s: float
+    always: bool = False
 
     def seconds(self, tokens: int) -> float:
         """Of an expert."""

@@ -23,6 +23,7 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.lane_balance import LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+from localmoe.experts.lane_trial import LaneTrial
 from localmoe.experts.late_answers import why_late
 from localmoe.experts.slot_worth import SlotWorth
 from localmoe.kernels.lanes import REST_US
@@ -41,6 +42,27 @@ def lane() -> Iterator[DeviceLane]:
     made = LaneRig(48, 40)
     yield DeviceLane(made.lane, LaneBlock(made.lane.mailbox, [40, 40], [16, 16], 4, CPU), RATES, link=True)
     made.lane.close()
+
+
+def test_passes_of_one_token_may_do_without_it_and_others_do_not(lane: DeviceLane) -> None:
+    rig, lane.trial = DeviceRig(3), LaneTrial()
+    lane.trial.out = True
+    lane.prepare_pass(rig.memory)
+    lane.open_pass(rig.memory, single=True)
+    assert not lane.on and not lane.open_passes
+    for kind in (LanePass.WINDOW, LanePass.PROMPT):
+        lane.prepare_pass(rig.memory)
+        lane.open_pass(rig.memory, kind)
+        assert lane.on
+    assert lane.open_passes == 2
+
+
+def test_the_trial_hears_how_long_passes_took_while_the_lane_may_be_on(lane: DeviceLane) -> None:
+    lane.trial = LaneTrial()
+    for lane.allowed in (True, False):
+        for _ in range(64):
+            lane.note_pass(0.004, 0.001, 20)
+        assert lane.trial.trying, "the last ones were of an answer without it"
 
 
 def test_a_pass_takes_the_lane_only_where_an_expert_may_be_missing(lane: DeviceLane) -> None:

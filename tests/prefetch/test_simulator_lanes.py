@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prefetch.test_simulator import EXPERTS, LAYERS, MACHINE, TOP_K, plain, story_of
 
+from localmoe.core.synthetic import SyntheticSettings, parse_routing
+from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch import simulator_lanes
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.registry import POLICIES
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_lanes import LaneMemory, divide
+from localmoe.prefetch.simulator_sources import windows
 from localmoe.prefetch.simulator_types import Lane
 
 WHOLE = replace(MACHINE, whole_passes=True)  # a copy 10 s, a layer 3, an expert 1
@@ -97,3 +100,19 @@ def test_every_demand_is_met_one_way_or_another_and_a_faster_cpu_is_faster(polic
         assert tally.num_demands == sum(int(demands.sum()) for demands in tally.demands)
         times.append(tally.counters.decode_s)
     assert times[0] > times[1] > times[2] and tally.counters.computed > 0
+
+
+@pytest.mark.parametrize(("sticky", "faster"), [(0.95, False), (0.3, True)])
+def test_passes_of_one_token_do_without_a_cpu_that_makes_them_slower(sticky: float, faster: bool) -> None:
+    """What it computes all of enters no slot, so what stays is missing again."""
+    machine = replace(WHOLE, num_slots=LAYERS * EXPERTS // 2, copy_s=1.0, layer_s=0.1, expert_s=0.01)
+    settings = SyntheticSettings(parse_routing(f"sticky:{sticky}"), 1.0, 1.0)
+    model = SyntheticModel(settings, LAYERS, EXPERTS, TOP_K)
+    story = list(windows(model, draft_length=0, answers=1, prompt_tokens=0, new_tokens=900))
+    lane = Lane(0.5, 0.0, 0.1)
+    took = [
+        simulate("on-demand", replace(machine, lane=one), story, warm_up=300).counters.decode_s
+        for one in (None, replace(lane, always=True), lane)
+    ]
+    assert (took[1] < 0.95 * took[0]) == faster
+    assert took[2] < 1.05 * min(took[:2])
