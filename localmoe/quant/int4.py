@@ -20,6 +20,7 @@ from localmoe.quant.float8 import decode_into
 
 MIDDLE = 8  # the zero point of what is symmetric
 _ZEROS = 17  # that there may be
+_ONES = 0x11111111  # a word with each of its codes
 _MIXED = (0, 2, 4, 6, 1, 3, 5, 7)  # of AWQ: what a word's codes belong to, from the lowest bits on
 
 
@@ -91,17 +92,18 @@ def codes_of(words: Tensor, packing: Packing) -> Tensor:
 
 
 def zeros_of(stored: Tensor | None, packing: Packing, more: int, rows: int, groups: int) -> Tensor:
-    """uint8 (R, G) of zero points as they are stored."""
+    """uint8 (R, G) of zero points as they are stored, `more` less than they are: as GPTQModel has it, of a
+    word as one number, where a zero point of 0 borrows of its neighbour."""
     if stored is None:
         return torch.full((rows, groups), MIDDLE, dtype=torch.uint8)
     if stored.dtype is torch.int8:
         return (stored.clamp(-MIDDLE, MIDDLE) + MIDDLE).view(torch.uint8)
-    parts = stored.view(torch.uint8).view(*stored.shape, 4)
+    parts = (stored + more * _ONES).view(torch.uint8).view(*stored.shape, 4)
     codes = torch.stack((parts & 15, parts >> 4), dim=-1).flatten(-2)
     if packing is Packing.MIXED:
         codes = codes[..., torch.tensor(_MIXED).argsort()]
     by_row = codes.transpose(1, 2).flatten(0, 1) if packing is Packing.ROWS else codes.flatten(1).T
-    return by_row[:rows] + more
+    return by_row[:rows]
 
 
 @cache

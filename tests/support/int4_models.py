@@ -94,7 +94,7 @@ def to_int4(
     by_word = packed(codes.T, order) if published == "awq" else packed(codes).T.contiguous()
     tensors = {
         f"{base}qweight": by_word,
-        f"{base}qzeros": packed(points.T - less, order),
+        f"{base}qzeros": packed(points.T, order) - less * 0x11111111,  # as GPTQModel does, of whole words
         f"{base}scales": scales.T.contiguous(),
     }
     if published != "awq":
