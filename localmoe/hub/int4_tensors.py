@@ -23,25 +23,47 @@ _AUTO_ROUND = ("auto-round", "intel/auto-round")
 # how AutoRound writes what it makes
 _AS_GPTQ, _AS_AWQ = ("auto_round:auto_gptq", "auto_gptq"), ("auto_round:auto_awq", "auto_awq")
 _GPTQ = ("gptq", "gptq_v2")  # as `checkpoint_format` has them
+_ROTATED = ("transform_config", "rotation", "spinquant_config", "rotation_config")  # of rotated weights
+_PLAIN_FORMATS = (None, "pack-quantized", "mixed-precision")  # the latter: each group names its own
 
 
 def is_int4(config: Mapping[str, Any]) -> bool:
     """Whether a model's config.json says that weights are integers of four bits, and others of 16."""
     values = config.get("quantization_config")
-    if not isinstance(values, Mapping):
+    if not isinstance(values, Mapping) or any(values.get(name) for name in _ROTATED):
         return False
     if values.get("quant_method") == "compressed-tensors":
         groups = weight_groups(values)
-        return bool(groups) and not values.get("transform_config") and all(map(_are_integers, groups))
-    return _packing(values) is not None and values.get("bits", values.get("w_bit")) == _BITS
+        return bool(groups) and _is_packed(values) and all(map(_are_integers, groups))
+    four = [values.get("bits", values.get("w_bit")), *(rule.get("bits", _BITS) for rule in _rules(values))]
+    return _packing(values) is not None and all(bits == _BITS for bits in four)
 
 
 def group_sizes(config: Mapping[str, Any]) -> list[int]:
     """Columns that share a scale in a model that is_int4, 0: all of a row; several where they differ."""
     values = config["quantization_config"]
-    groups = weight_groups(values) if values.get("quant_method") == "compressed-tensors" else [values]
+    groups: list[Mapping[str, Any]] = [values]
+    if values.get("quant_method") == "compressed-tensors":
+        groups = weight_groups(values)
+    else:
+        groups += [rule for rule in _rules(values) if "group_size" in rule]
     named = [group.get("group_size", group.get("q_group_size")) for group in groups]
     return sorted({size if type(size) is int and size > 0 else 0 for size in named})
+
+
+def _rules(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What others than "compressed-tensors" say of some weights alone, but for those that stay in 16 bits."""
+    said = [values.get(name) for name in ("dynamic", "extra_config")]
+    rules = [rule for one in said if isinstance(one, Mapping) for rule in one.items()]
+    known = [rule for name, rule in rules if isinstance(rule, Mapping) and not str(name).startswith("-:")]
+    return [rule for rule in known if rule.get("bits") not in (16, 32)]
+
+
+def _is_packed(values: Mapping[str, Any]) -> bool:
+    """Whether "compressed-tensors" wrote eight to a word."""
+    groups = values.get("config_groups")
+    entries = [entry for entry in groups.values() if isinstance(entry, Mapping)] if groups else []
+    return all(one.get("format") in _PLAIN_FORMATS for one in (values, *entries))
 
 
 def _are_integers(group: Mapping[str, Any]) -> bool:

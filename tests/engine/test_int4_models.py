@@ -19,6 +19,7 @@ from localmoe.core.errors import CheckpointError, UnsupportedModelError
 from localmoe.engine import Engine
 from localmoe.engine.facts import local_facts
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.int4_tensors import group_sizes, is_int4
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model import weight_reader
 from localmoe.model.draft_model import DraftModel, DraftModelShape
@@ -139,6 +140,14 @@ def test_what_records_have_no_room_for_is_decoded(
         assert (why in caplog.text) == told
 
 
+def test_some_weights_may_have_groups_of_another_size_or_stay_in_16_bits(folders: tuple[Path, Path]) -> None:
+    config = json.loads((folders[0] / "config.json").read_text())
+    config["quantization_config"]["dynamic"] = {
+        "+:.*q_proj": {"group_size": 32}, "-:.*mtp.*": {"bits": 8}, "lm_head": {"bits": 16, "group_size": 64},
+    }  # fmt: skip
+    assert is_int4(config) and group_sizes(config) == [32, 128]
+
+
 @pytest.mark.parametrize(
     ("end", "change", "why"),
     [
@@ -158,11 +167,19 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, end: str, change: object, 
         Engine.load(str(four), CONFIG)
 
 
+_FOURS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 128}}}
+_MIXED = _FOURS | {"group_1": _FOURS["group_0"] | {"format": "int-quantized"}}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"bits": 8}, {"checkpoint_format": "marlin"}, {"quant_method": "awq", "version": "gemv"},
         {"quant_method": "auto-round", "packing_format": "auto_round:tritonv2_zp"}, {"quant_method": "hqq"},
+        {"dynamic": {r"+:.*\.self_attn\..*": {"bits": 8}}}, {"rotation": "hadamard"},
+        {"extra_config": {"model.layers.0.mlp.gate": {"bits": 8}}},
+        {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": _FOURS},
+        {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": _MIXED},
     ],
     ids=str,
 )  # fmt: skip
