@@ -98,6 +98,7 @@ def with_integers(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]
         return dict(tensors)
     packing = _packing(config["quantization_config"])
     more = 0 if packing is not Packing.COLUMNS or _is_second_version(config) else 1
+    sizes, needed = group_sizes(config), _needed(config)
     found, used = dict(tensors), set[str]()
     for name, header in tensors.items():
         if header.dtype != "I32" or not name.endswith(_PACKED if packing is None else _WORDS):
@@ -108,11 +109,27 @@ def with_integers(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]
                 f"Tensor {shown(name)} in {header.file.name} has the weights of several experts packed "
                 "together: localmoe reads them one by one; choose another version of the model."
             )
-        weights = _together(tensors, base, header, packing or Packing.ROWS, more, group_sizes(config))
+        if any(base + end not in tensors for end in needed):
+            raise CheckpointError(
+                f"Tensor {shown(name)} in {header.file.name} has four-bit weights without all of their "
+                "scales, zero points and groups, without which they say nothing: download the model again."
+            )
+        weights = _together(tensors, base, header, packing or Packing.ROWS, more, sizes)
         del found[name]
         found[weights.name] = weights
         used |= {other for other in (base + end for end in _BESIDE) if other in tensors}
     return {name: header for name, header in found.items() if name not in used}
+
+
+def _needed(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What each weight has beside it. Where "compressed-tensors" leaves groups of columns out, these lie side
+    by side."""
+    values = config["quantization_config"]
+    if values.get("quant_method") == "compressed-tensors":
+        shifted = all(group.get("symmetric") is False for group in weight_groups(values))
+        return ("weight_scale", "weight_zero_point") if shifted else ("weight_scale",)
+    several = values.get("desc_act") is True and not _rules(values) and 0 not in group_sizes(config)
+    return ("scales", "qzeros", "g_idx") if several else ("scales", "qzeros")
 
 
 _BESIDE = (
@@ -135,12 +152,8 @@ def _together(
     names = (
         ("weight_scale", "weight_zero_point", "weight_g_idx") if by_rows else ("scales", "qzeros", "g_idx")
     )
-    scales, zeros, places = (tensors.get(base + name) for name in names)
-    if scales is None or (zeros is None and not by_rows):
-        raise CheckpointError(
-            f"Tensor {shown(header.name)} in {header.file.name} has four-bit weights without their "
-            "scales or zero points, without which they say nothing: download the model again."
-        )
+    zeros, places = (tensors.get(base + name) for name in names[1:])
+    scales = tensors[base + names[0]]
     first, second = header.shape
     rows, columns = {
         Packing.ROWS: (first, second * _IN_WORD),
@@ -149,7 +162,7 @@ def _together(
     }[packing]
     grid = scales.shape if by_rows else scales.shape[::-1]
     groups = grid[1] if len(grid) == 2 else 0
-    group = next((size or columns for size in sizes if groups == -(-columns // (size or columns))), 0)
+    group = next((size or columns for size in sizes if groups == -(-columns // (size or columns or 1))), 0)
     fits = scales.dtype in _SCALE_DTYPES and group > 0 and grid[0] == rows
     if zeros is not None and (zeros.dtype, zeros.shape) != ("I8", scales.shape):
         packed = -(-rows // _IN_WORD)

@@ -151,8 +151,9 @@ def test_some_weights_may_have_groups_of_another_size_or_stay_in_16_bits(folders
 @pytest.mark.parametrize(
     ("end", "change", "why"),
     [
-        ("scales", None, "without their scales or zero points.*download the model again"),
-        ("qzeros", None, "without their scales or zero points.*download the model again"),
+        ("scales", None, "without all of their scales.*download the model again"),
+        ("qzeros", None, "without all of their scales.*download the model again"),
+        ("g_idx", None, "without all of their scales.*download the model again"),
         ("scales", lambda scales: torch.cat((scales, scales)), "do not belong together"),
         ("qzeros", lambda zeros: zeros[:, 1:].contiguous(), "do not belong together"),
         ("g_idx", lambda places: places[1:].contiguous(), "do not belong together"),
@@ -161,10 +162,25 @@ def test_some_weights_may_have_groups_of_another_size_or_stay_in_16_bits(folders
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, end: str, change: object, why: str) -> None:
-    four, _ = write_int4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16), group=32)
+    four, _ = write_int4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16), group=32, ordered=True)
     _changed(four, end, change)
     with pytest.raises(CheckpointError, match=why):
         Engine.load(str(four), CONFIG)
+
+
+def test_zero_points_that_are_not_in_the_middle_have_to_be_there(tmp_path: Path) -> None:
+    model = tiny_model("mixtral", dtype=torch.bfloat16)
+    four, _ = write_int4_model(tmp_path, model, published="compressed-tensors", group=32, symmetric=False)
+    _changed(four, "weight_zero_point", None)
+    with pytest.raises(CheckpointError, match="without all of their scales, zero points"):
+        Checkpoint.open(four)
+
+
+def test_no_weights_with_a_scale_a_row_are_refused(tmp_path: Path) -> None:
+    four, _ = write_int4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16), group=0)
+    _changed(four, "qweight", lambda words: words[:0].contiguous())
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        Checkpoint.open(four)
 
 
 _FOURS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 128}}}
