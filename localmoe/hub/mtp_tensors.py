@@ -14,7 +14,8 @@ from types import MappingProxyType
 
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 
-_BEHIND = re.compile(r"^(?:.*\.)?layers\.(\d+)\.(?=eh_proj\.weight$)")
+# of a weight in codes, too, as an index names it
+_BEHIND = re.compile(r"^(?:.*\.)?layers\.(\d+)\.(?=eh_proj\.(?:q?weight|weight_packed)$)")
 _BESIDE = re.compile(r"^(?:.*\.)?(?=pre_fc_norm_hidden\.weight$)")
 # what lies behind such a prefix, and what it is; what begins with none of these is the decoder layer's
 _PARTS_BEHIND = {"enorm.": "enorm.", "hnorm.": "hnorm.", "eh_proj.": "eh_proj."}

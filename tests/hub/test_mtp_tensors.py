@@ -45,6 +45,12 @@ def checkpoint(folder: Path, names: list[str]) -> Checkpoint:
     return Checkpoint.open(folder)
 
 
+@pytest.mark.parametrize("end", ["weight", "qweight", "weight_packed"])
+def test_the_index_of_one_in_codes_tells_it_too(end: str) -> None:
+    assert has_mtp({f"model.layers.2.eh_proj.{end}": "a"})
+    assert not has_mtp({f"model.layers.2.eh_proj.{end}_scale": "a"})
+
+
 @pytest.mark.parametrize("names", [BEHIND, BESIDE])
 def test_its_tensors_are_named_as_those_of_a_model_of_one_layer(
     names: dict[str, str | None], tmp_path: Path
