@@ -226,7 +226,7 @@ def divide_memory(
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
     if loads_draft and not is_asked_for(config) and not footprint.draft_model_bytes:
         if footprint.keeps_four_bits:
-            form = footprint.expert_form.upper()
+            form = WeightForm(footprint.expert_form).shown
             loads_draft, reason = False, f"the experts, kept in {form}, are as small as a draft's would be"
         elif config.experts_on == "disk":  # each that memory holds more is one that need not be read
             loads_draft, reason = False, "its memory holds experts, which else come from the disk"

@@ -13,11 +13,14 @@ from safetensors.torch import load_file, save_file
 from support.int4_models import By, write_int4_model
 from support.tiny_models import CONTEXT, tiny_model
 from test_fp8_models import check_answers, check_progress, check_same
+from test_nvfp4_models import COMPUTER
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import CheckpointError, UnsupportedModelError
 from localmoe.engine import Engine
 from localmoe.engine.facts import local_facts
+from localmoe.engine.planning import divide_memory
+from localmoe.engine.settings import ComputeSettings
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.int4_tensors import group_sizes, is_int4
 from localmoe.kernels.weight_forms import WeightForm
@@ -69,6 +72,16 @@ def test_records_keep_the_integers(
     assert footprint.coded_form == form.value and footprint.in_codes().keeps_four_bits
     assert footprint.in_codes().expert_bytes == layout.num_bytes(torch.bfloat16) < 0.75 * layout.elements
     assert local_facts(str(sixteen)).footprint.coded_expert_bytes == 0
+
+
+def test_that_no_draft_is_planned_is_said_as_people_call_it(tmp_path: Path) -> None:
+    model = tiny_model("qwen3_moe", dtype=torch.bfloat16)
+    four, _ = write_int4_model(tmp_path, model, published="awq", group=32)
+    footprint = local_facts(str(four)).footprint.in_codes()
+    compute = ComputeSettings(torch.device("cuda"), torch.bfloat16, whole_passes=True)
+    config = EngineConfig(context=CONTEXT, vram_budget_bytes=1 << 30)
+    plan = divide_memory(footprint, config, compute, 2, hardware=COMPUTER)
+    assert footprint.expert_form == "int4-32" and "kept in INT4," in plan.drafting_reason
 
 
 @pytest.fixture(scope="module")
