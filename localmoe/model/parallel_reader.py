@@ -8,6 +8,7 @@ share them.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -129,11 +130,15 @@ def _read(reader: WeightReader, piece: AnyPiece, staging: Tensor) -> Tensor:
     if is_direct(piece.target, stored):
         reader.read_part(piece.header, piece.first_element, piece.target)
         return staging
-    size = piece.target.numel() * stored.itemsize
-    staging = _at_least(size, staging)
-    part = staging[:size].view(stored).view(piece.target.shape)
-    reader.read_part(piece.header, piece.first_element, part)
-    piece.target.copy_(part)
+    row = math.prod(piece.target.shape[1:])
+    step = max(1, STAGED_BYTES // (row * stored.itemsize))
+    for first in range(0, len(piece.target), step):
+        target = piece.target[first : first + step]
+        size = target.numel() * stored.itemsize
+        staging = _at_least(size, staging)
+        part = staging[:size].view(stored).view(target.shape)
+        reader.read_part(piece.header, piece.first_element + first * row, part)
+        target.copy_(part)
     return staging
 
 

@@ -100,7 +100,8 @@ AnyPiece: TypeAlias = Piece | BlocksPiece | PackedPiece
 def split_read(
     header: TensorHeader, target: Tensor, first_element: int = 0, layer: int | None = None
 ) -> Iterator[Piece]:
-    """A read as pieces of whole rows (of dimension 0), as few as the limits on their size allow.
+    """A read as pieces of whole rows (of dimension 0), as few as the limits on their size allow; of integers
+    of four bits one, as no thread can read a part of them.
 
     Raises:
         CheckpointError: localmoe does not read this dtype.
@@ -109,7 +110,7 @@ def split_read(
     flat = target.view(-1) if target.is_contiguous() else target
     row = flat[0].numel() if flat.numel() else 1
     limit = PIECE_BYTES if is_direct(flat, stored) else STAGED_BYTES
-    rows = max(1, limit // (row * stored.itemsize))
+    rows = max(1, len(flat) if header.integers is not None else limit // (row * stored.itemsize))
     for start in range(0, flat.shape[0], rows):
         yield Piece(header, first_element + start * row, flat[start : start + rows], layer)
 
@@ -143,9 +144,9 @@ def split_packed(
         raise UnpackableError(f"{header.name} is not stored in FP8 with scales of {SCALE_COLUMNS} columns")
     if isinstance(target, Nvfp4Matrix) and not is_four_bits(header):
         raise UnpackableError(f"{header.name} is not stored in NVFP4")
-    if isinstance(target, Int4Matrix):
-        if header.integers is None:
-            raise UnpackableError(f"{header.name} is not stored in INT4")
+    if isinstance(target, Int4Matrix) and header.integers is None:
+        raise UnpackableError(f"{header.name} is not stored in INT4")
+    if header.integers is not None:
         yield PackedPiece(header, first_element, target, 0, target.rows, layer)  # rows lie across each other
         return
     rows = max(1, PIECE_BYTES // (target.columns * stored_dtype(header).itemsize) // STRIP) * STRIP

@@ -24,7 +24,7 @@ from localmoe.engine.settings import ComputeSettings
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.int4_tensors import group_sizes, is_int4
 from localmoe.kernels.weight_forms import WeightForm
-from localmoe.model import weight_reader
+from localmoe.model import parallel_reader, pieces, weight_reader
 from localmoe.model.draft_model import DraftModel, DraftModelShape
 from localmoe.model.footprint import checkpoint_dtype
 
@@ -51,6 +51,27 @@ def test_weights_are_the_integers_less_their_zero_points_times_their_scales(
     assert checkpoint_dtype(checkpoint) == torch.bfloat16
     assert sum(header.dtype == "I4" for header in checkpoint.tensors.values()) > 20
     assert not any(name.endswith(("scales", "scale", "g_idx", "qzeros")) for name in checkpoint.tensors)
+
+
+@pytest.mark.parametrize("transposes", [False, True])
+def test_a_matrix_is_read_by_one_thread_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transposes: bool
+) -> None:
+    """Each that reads a part has all of it in memory."""
+    four, sixteen = write_int4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16), published="awq")
+    header = max(Checkpoint.open(four).tensors.values(), key=lambda one: one.dtype == "I4" and one.num_bytes)
+    wanted = load_file(sixteen / "model.safetensors")[header.name]
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 256)
+    monkeypatch.setattr(pieces, "STAGED_BYTES", 256)
+    monkeypatch.setattr(parallel_reader, "STAGED_BYTES", 256)
+    read: list[object] = []
+    codes_of = weight_reader.codes_of
+    monkeypatch.setattr(weight_reader, "codes_of", lambda *given: read.append(given) or codes_of(*given))
+    memory = torch.empty(header.shape[::-1] if transposes else header.shape, dtype=torch.bfloat16)
+    found = memory.T if transposes else memory
+    (whole,) = pieces.split_read(header, found)
+    parallel_reader.read_pieces([whole])
+    assert len(read) == 1 and torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize(
