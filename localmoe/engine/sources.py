@@ -34,6 +34,7 @@ from localmoe.experts.record_store import RecordStore
 from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.draft_places import drafts_home
+from localmoe.hub.int4_tensors import is_int4
 from localmoe.hub.mtp_tensors import has_mtp, mtp_tensors
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.footprint import (
@@ -132,10 +133,10 @@ class CheckpointSource:
         return f"{self.checkpoint.folder} {self.checkpoint.total_bytes} {newest}"
 
     def has_wide_matrices(self) -> bool:
-        """By their headers."""
-        stored = self.stored_dtype
+        """By their headers. Beside INT4 float16 is none: it is what published bfloat16 was made into."""
+        held = {self.stored_dtype, torch.float16 if is_int4(self.checkpoint.config) else self.stored_dtype}
         return any(
-            len(header.shape) > 1 and header.dtype != "U8" and stored_dtype(header) != stored
+            len(header.shape) > 1 and header.dtype != "U8" and stored_dtype(header) not in held
             for header in self.checkpoint.tensors.values()
         )
 

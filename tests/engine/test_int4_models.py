@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.int4_models import By, write_int4_model
 from support.tiny_models import CONTEXT, tiny_model
-from test_fp8_models import check_answers, check_progress, check_same
+from test_fp8_models import check_answers, check_progress, check_same, loaded
 from test_nvfp4_models import COMPUTER
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import CheckpointError, UnsupportedModelError
 from localmoe.engine import Engine
 from localmoe.engine.facts import local_facts
-from localmoe.engine.planning import divide_memory
+from localmoe.engine.planning import divide_memory, prepare_model
 from localmoe.engine.settings import ComputeSettings
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.int4_tensors import group_sizes, is_int4
@@ -95,6 +95,23 @@ def test_records_keep_the_integers(
     assert local_facts(str(sixteen)).footprint.coded_expert_bytes == 0
 
 
+def test_float16_beside_integers_is_kept_in_16_bits_on_a_cpu(tmp_path: Path) -> None:
+    """As AutoAWQ has it, whatever it made it of."""
+    four, sixteen = write_int4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16), published="awq")
+    tensors = load_file(four / "model.safetensors")
+    halves = {name: one.half() if one.dtype == torch.bfloat16 else one for name, one in tensors.items()}
+    save_file(halves, four / "model.safetensors", {"format": "pt"})
+    assert _shared_bytes(four) == _shared_bytes(sixteen)
+    (found, _), (wanted, _) = loaded(four, WeightForm.INT4), loaded(sixteen)
+    for one, other in zip(found.model.parameters(), wanted.model.parameters(), strict=True):
+        assert one.is_meta or torch.allclose(one, other, atol=2**-24, rtol=2**-8)
+
+
+def _shared_bytes(folder: Path) -> int:
+    plan = prepare_model(str(folder), CONFIG).plan
+    return plan.shared_bytes + plan.host_embedding_bytes
+
+
 def test_that_no_draft_is_planned_is_said_as_people_call_it(tmp_path: Path) -> None:
     model = tiny_model("qwen3_moe", dtype=torch.bfloat16)
     four, _ = write_int4_model(tmp_path, model, published="awq", group=32)
@@ -130,11 +147,11 @@ def test_answers_with_scales_of_few_columns_are_too(tmp_path: Path) -> None:
 
 
 def test_a_draft_model_in_int4_is_the_one_in_16_bits(folders: tuple[Path, Path]) -> None:
-    loaded = [
+    models = [
         DraftModel.load(DraftModelShape.read("small", folder), torch.device("cpu"), torch.float32, CONTEXT)
         for folder in folders
     ]
-    for weight, expected in zip(*(one.model.parameters() for one in loaded), strict=True):
+    for weight, expected in zip(*(one.model.parameters() for one in models), strict=True):
         assert weight.dtype == torch.float32 and torch.equal(weight, expected)
 
 
