@@ -48,6 +48,7 @@ _READ = {
     "fp8": frozenset({"8-bit", "compressed-tensors", "modelopt"}),
     "int4": frozenset({"4-bit", "compressed-tensors", "gptq", "awq"}),
 }
+_INT4_WORDS = {"w4a16", "4bit"}  # of llm-compressor's makers
 _INT4_METHODS = ("compressed-tensors", "auto-round", "gptq", "awq")
 
 
@@ -148,7 +149,8 @@ def hit_of(info: ModelInfo) -> SearchHit:
 
 def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
     tags = {tag.lower() for tag in info.tags or ()}
-    tags |= {"nvfp4", "fp8", "int4"} & set(re.split(r"[-_./]", info.id.lower()))  # some say it nowhere else
+    words = set(re.split(r"[-_./]", info.id.lower()))  # some say it nowhere else
+    tags |= {"nvfp4", "fp8", "int4"} & words | ({"int4"} if words & _INT4_WORDS else set())
     quantised = config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     foreign = tags & _QUANTISED_TAGS

@@ -56,6 +56,10 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     repo(hub, "a/chat-fp8", eight % b"fp8", ("fp8",))
     repo(hub, "a/chat-fp8-compressed", eight % b"compressed-tensors", ("fp8", "compressed-tensors", "8-bit"))
     repo(hub, "a/chat-ints", eight % b"compressed-tensors", ("compressed-tensors", "4-bit"))
+    repo(hub, "a/chat-quantized.w4a16", eight % b"compressed-tensors", ("compressed-tensors",))
+    repo(hub, "a/Chat-AWQ-4bit", eight % b"compressed-tensors", ("compressed-tensors",))
+    repo(hub, "a/chat-mlx-4bit", moe, ("mlx", "4-bit"))
+    repo(hub, "a/chat-bnb-4bit", eight % b"bitsandbytes", ("bitsandbytes", "4-bit"))
     repo(hub, "a/chat-compressed", eight % b"compressed-tensors", ("compressed-tensors",))
     repo(hub, "a/Chat-FP8", eight % b"compressed-tensors", ("8-bit", "compressed-tensors"))
     repo(hub, "a/chat-fp8-awq", eight % b"awq", ("4-bit",))
@@ -77,7 +81,10 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     assert reasons.pop("a/chat-older-than-transformers") == ""
     assert reasons.pop("a/chat-oss") == reasons.pop("a/chat-oss-tags") == ""
     named = "a/Chat-FP8", "a/chat-nvfp4", "a/chat-in-fours", "a/chat-named-fp8"
-    integers = "a/Chat-AWQ", "a/Chat-GPTQ", "a/chat-rounded", "a/chat-ints"
+    integers = (
+        "a/Chat-AWQ", "a/Chat-GPTQ", "a/chat-rounded", "a/chat-ints", "a/chat-quantized.w4a16",
+        "a/Chat-AWQ-4bit",
+    )  # fmt: skip
     for name in (*integers, "a/chat-fp8", "a/chat-fp8-compressed", "a/chat-fp8-modelopt", *named):
         assert reasons.pop(name) == ""
     good = next(hit for hit in hits if hit.repo_id == "a/chat-good")
@@ -88,6 +95,7 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
         "a/chat-custom": "code of its own", "a/chat-pickle": "no safetensors", "a/chat-odd": "does not know",
         "a/chat-oss-mlx": "(mlx)", "a/chat-8-bit": "(8-bit)", "a/chat-list": "(mxfp4)",
         "a/chat-fp8-awq": "(fp8)", "a/chat-nvfp4-listed": "(nvfp4)", "a/chat-gptq-8-bit": "(gptq)",
+        "a/chat-mlx-4bit": "(4-bit, mlx)", "a/chat-bnb-4bit": "(bitsandbytes)",
         "a/chat-compressed": "(compressed-tensors)", "a/chat-fp8-and-mlx": "(mlx)",
     }  # fmt: skip
     assert reasons.keys() == words.keys()
