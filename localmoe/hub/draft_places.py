@@ -17,7 +17,7 @@ DEMO_DRAFT_NAME = "draft-int4-gptq-g128"
 FINGERPRINT_CHARS = 12  # of the base model's fingerprint in a draft folder's name
 NF4_KIND = "nf4-g64"
 _HOME = re.compile(f"(.+)-[0-9a-f]{{{FINGERPRINT_CHARS}}}")
-_RECORDS = re.compile(r"experts-[a-z0-9]+-[a-z0-9]+\.records")
+_RECORDS = re.compile(r"experts-[a-z0-9_]+-[a-z0-9]+\.records")
 _KIND = re.compile(r"int\d+-[a-z0-9]+-g\d+|" + NF4_KIND)
 
 

@@ -23,6 +23,7 @@ from localmoe.core.errors import DiskError
 from localmoe.experts import record_file
 from localmoe.experts.record_file import RecordFile
 from localmoe.experts.records import RecordLayout
+from localmoe.hub.draft_places import record_files
 from localmoe.hub.process_marks import own_mark
 from localmoe.hub.unfinished_records import remove_leftovers
 from localmoe.kernels.weight_forms import WeightForm
@@ -111,6 +112,16 @@ def test_each_form_and_dtype_of_a_model_has_a_file_of_its_own(tmp_path: Path) ->
     assert len({file.path for file in files}) == len(files)
     heads = [replace(file, path=files[0].path).head for file in files]
     assert len(set(heads)) == len(files) and {len(head) for head in heads} == {4096}
+
+
+@pytest.mark.parametrize("form", list(WeightForm), ids=lambda form: form.value)
+def test_the_file_of_any_form_is_found_among_what_was_made_of_a_model(
+    form: WeightForm, tmp_path: Path
+) -> None:
+    """By which it is counted and deleted."""
+    file = RecordFile.in_folder(tmp_path, [replace(TILED, form=form)], 3, torch.bfloat16, "some weights")
+    file.path.write_bytes(b"some")
+    assert record_files(tmp_path) == {file.path: 4}
 
 
 @pytest.mark.parametrize("length", [0, 1, 4096, -4096, -1, +1, +4096])
