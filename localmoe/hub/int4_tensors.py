@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from localmoe.core.errors import CheckpointError, UnsupportedModelError
-from localmoe.hub.nvfp4_tensors import weight_groups
+from localmoe.hub.nvfp4_tensors import OTHER_ORDERS, weight_groups
 from localmoe.hub.safetensors_header import IntegerGroups, Packing, TensorHeader, shown
 
 DTYPE = "I4"  # of such weights here; the format has no name for them
@@ -49,6 +49,16 @@ def group_sizes(config: Mapping[str, Any]) -> list[int]:
         groups += [rule for rule in _rules(values) if "group_size" in rule]
     named = [group.get("group_size", group.get("q_group_size")) for group in groups]
     return sorted({size if type(size) is int and size > 0 else 0 for size in named})
+
+
+def are_in_order(config: Mapping[str, Any]) -> bool:
+    """Whether columns side by side share their scales in a model that is_int4, as far as its config tells:
+    not where activations have ordered them."""
+    values = config["quantization_config"]
+    if values.get("quant_method") == "compressed-tensors":
+        return all(group.get("actorder") not in OTHER_ORDERS for group in weight_groups(values))
+    by_activations = values.get("desc_act") is True and not values.get("static_groups")
+    return not by_activations or group_sizes(config) == [0]
 
 
 def _rules(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -18,7 +18,7 @@ GROUP = 16  # columns that share a scale
 _FOURS = ("NVFP4", "W4A16_NVFP4")
 EIGHTS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
-_OTHER_ORDERS = ("group", "dynamic", True)  # of columns, by which their groups' scales are found
+OTHER_ORDERS = ("group", "dynamic", True)  # of columns, by which their groups' scales are found
 _PACKED = "_packed"  # behind a weight's name, of compressed-tensors
 _FACTORS = (("_scale_2", False), ("_global_scale", True))  # behind a weight's name; whether it divides
 
@@ -64,7 +64,7 @@ def weight_groups(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def are_plain_floats(group: Mapping[str, Any]) -> bool:
     """Whether such weights are floats times scales, in the order of the columns."""
-    symmetric, ordered = group.get("symmetric") is not False, group.get("actorder") not in _OTHER_ORDERS
+    symmetric, ordered = group.get("symmetric") is not False, group.get("actorder") not in OTHER_ORDERS
     return group.get("type") == "float" and symmetric and ordered
 
 

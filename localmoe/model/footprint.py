@@ -15,7 +15,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.hardware.needs import PASS_PADDING
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.float8_tensors import is_float8
-from localmoe.hub.int4_tensors import group_sizes, is_int4
+from localmoe.hub.int4_tensors import are_in_order, group_sizes, is_int4
 from localmoe.hub.nvfp4_tensors import is_nvfp4
 from localmoe.kernels.activations import detect_activation
 from localmoe.kernels.int4_tiles import SPANS
@@ -139,7 +139,7 @@ def _published_form(config: dict[str, Any]) -> WeightForm | None:
         return WeightForm.NVFP4
     if is_float8(config):
         return WeightForm.FP8
-    if not is_int4(config):
+    if not is_int4(config) or not are_in_order(config):
         return None
     sizes = group_sizes(config)  # 0 is a whole row, which is a whole number of any spans
     return next((form for form, span in SPANS.items() if all(size % span == 0 for size in sizes)), None)

@@ -22,7 +22,7 @@ from localmoe.engine.facts import local_facts
 from localmoe.engine.planning import divide_memory, prepare_model
 from localmoe.engine.settings import ComputeSettings
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.hub.int4_tensors import group_sizes, is_int4
+from localmoe.hub.int4_tensors import are_in_order, group_sizes, is_int4
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model import parallel_reader, pieces, weight_reader
 from localmoe.model.draft_model import DraftModel, DraftModelShape
@@ -181,6 +181,8 @@ def test_what_records_have_no_room_for_is_decoded(
     """Which the first load finds and the next one knows."""
     model = tiny_model("mixtral", dtype=torch.bfloat16)
     four, _ = write_int4_model(tmp_path, model, group=32 if ordered else 0, ordered=ordered)
+    config = four / "config.json"
+    config.write_text(config.read_text().replace('"desc_act": true', '"desc_act": false'))
     if scale is not None:
         _changed(four, "scales", lambda scales: scales.float().fill_(scale))
     for told in (True, False):
@@ -189,6 +191,20 @@ def test_what_records_have_no_room_for_is_decoded(
             assert not engine.footprint.keeps_four_bits
         assert ("do not stay in INT4" in caplog.text) == told
         assert (why in caplog.text) == told
+
+
+@pytest.mark.parametrize("published", ["gptq", "compressed-tensors"])
+def test_columns_that_activations_have_ordered_are_known_by_the_config(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, published: By
+) -> None:
+    model = tiny_model("mixtral", dtype=torch.bfloat16)
+    four, _ = write_int4_model(tmp_path, model, published=published, group=32, ordered=True)
+    assert not local_facts(str(four)).footprint.coded_form
+    with caplog.at_level(logging.WARNING, logger="localmoe"), Engine.load(str(four), CONFIG) as engine:
+        assert engine.footprint.keeps_bf12 and not caplog.text
+    config = json.loads((four / "config.json").read_text())["quantization_config"]
+    assert are_in_order({"quantization_config": config | {"static_groups": True}}) == (published == "gptq")
+    assert are_in_order({"quantization_config": config | {"group_size": -1}}) == (published == "gptq")
 
 
 def test_some_weights_may_have_groups_of_another_size_or_stay_in_16_bits(folders: tuple[Path, Path]) -> None:
