@@ -53,6 +53,21 @@ def test_weights_are_the_integers_less_their_zero_points_times_their_scales(
     assert not any(name.endswith(("scales", "scale", "g_idx", "qzeros")) for name in checkpoint.tensors)
 
 
+def test_what_is_said_of_the_text_part_alone_counts_too(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """As Kimi K2.5 has it."""
+    for file in folders[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({"text_config": {"quantization_config": config.pop("quantization_config")}}))
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    found, wanted = Checkpoint.open(tmp_path), Checkpoint.open(folders[0])
+    assert is_int4(found.config)
+    assert {name: header.shape for name, header in found.tensors.items()} == {
+        name: header.shape for name, header in wanted.tensors.items()
+    }
+
+
 @pytest.mark.parametrize("transposes", [False, True])
 def test_a_matrix_is_read_by_one_thread_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transposes: bool
