@@ -184,10 +184,10 @@ def _ram(status: EngineStatus, t: Texts) -> str:
     ram, plan = status.ram, status.plan
     if ram is None:
         return ""
-    own = t("all experts in 16 bits, which are copied or computed from here, and the program itself")
+    own = t("all experts, which are copied or computed from here, and the program itself")
     held = ""
     if plan is not None and plan.disk_bytes and status.footprint is not None:
-        own = t("experts in 16 bits that were asked for of late, and the program itself; all lie on the disk")
+        own = t("experts that were asked for of late, and the program itself; all lie on the disk")
         here, every = f"{plan.ram_experts:,}", f"{status.footprint.total_experts:,}"
         held = fact(
             t("Room for experts"), t("{done} of {total}", done=here, total=every), "ram_experts",

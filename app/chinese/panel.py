@@ -39,8 +39,8 @@ PANEL = {
         "首个词元之后每个词元的同一数值：磁盘以此限制速度"
     ),
     "time in which the model stood still for experts that were not there": "模型因专家不在而停等的时间",
-    "experts in 16 bits that were asked for of late, and the program itself; all lie on the disk": (
-        "近期需要的 16 位专家以及程序本身；全部专家存放于磁盘"
+    "experts that were asked for of late, and the program itself; all lie on the disk": (
+        "近期需要的专家以及程序本身；全部专家存放于磁盘"
     ),
     "computed on the CPU": "在 CPU 上计算",
     ", computed on the CPU {count}": "，在 CPU 上计算 {count}",
@@ -93,8 +93,8 @@ PANEL = {
     "workspace": "工作区",
     "kept free for activations": "为激活值预留",
     "other programs": "其他程序",
-    "all experts in 16 bits, which are copied or computed from here, and the program itself": (
-        "全部 16 位专家（由此复制或计算）以及程序本身"
+    "all experts, which are copied or computed from here, and the program itself": (
+        "全部专家（由此复制或计算）以及程序本身"
     ),
     "what they could give up at once, as files kept in memory, is not counted": (
         "可立即释放的部分（如缓存在内存中的文件）不计入"

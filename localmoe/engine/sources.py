@@ -106,10 +106,13 @@ class CheckpointSource:
         return can_pack(skeleton, self.stored_dtype) and self._identity not in _UNPACKABLE.read()
 
     def coded_form(self, skeleton: Skeleton) -> WeightForm | None:
-        """Likewise."""
+        """Likewise, and if any expert is in codes: fused ones may have been left in 16 bits."""
         form = coded_form(skeleton, self.stored_dtype)
-        found = form is not None and f"{self._identity} {form.value}" in _UNPACKABLE.read()
-        return None if found else form
+        if form is None or f"{self._identity} {form.value}" in _UNPACKABLE.read():
+            return None
+        experts = [header for name, header in self.checkpoint.tensors.items() if ".experts." in name]
+        coded = any(header.scales is not None or header.integers is not None for header in experts)
+        return form if coded or not experts else None
 
     def can_pack_head(self, skeleton: Skeleton) -> bool:
         """Likewise."""

@@ -31,7 +31,7 @@ COUNTERS = GenerationCounters(
     prefill_disk_bytes=3 << 20, decode_disk_bytes=40 << 20,
 )  # fmt: skip
 BOUND = ReuseBound(100, 75, 40)
-ALL_IN_RAM = "all experts in 16 bits, which are copied or computed from here"
+ALL_IN_RAM = "all experts, which are copied or computed from here"
 
 
 def job(stats: GenerationStats) -> JobView:

@@ -137,6 +137,16 @@ def test_that_no_draft_is_planned_is_said_as_people_call_it(tmp_path: Path) -> N
     assert footprint.expert_form == "int4-32" and "kept in INT4," in plan.drafting_reason
 
 
+def test_experts_that_were_left_in_16_bits_are_planned_so(tmp_path: Path) -> None:
+    four, sixteen = write_int4_model(tmp_path, tiny_model("mixtral", dtype=torch.bfloat16))
+    fours, sixteens = (load_file(folder / "model.safetensors") for folder in (four, sixteen))
+    mixed = {name: weights for name, weights in fours.items() if ".experts." not in name}
+    mixed |= {name: weights for name, weights in sixteens.items() if ".experts." in name}
+    save_file(mixed, four / "model.safetensors", {"format": "pt"})
+    assert not local_facts(str(four)).footprint.coded_form
+    check_same(four, sixteen)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model in INT4 and in 16 bits."""
