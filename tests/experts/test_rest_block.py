@@ -7,9 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
-from localmoe.experts.records import RecordLayout
+from localmoe.experts.records import PackedMatrix, RecordLayout
 from localmoe.experts.rest_block import rest_pieces
+from localmoe.kernels.fp8_tiles import Fp8Matrix
+from localmoe.kernels.int4_tiles import Int4Matrix
+from localmoe.kernels.nvfp4_tiles import Nvfp4Matrix
 from localmoe.kernels.rests import WORD_BYTES, RestPiece
 from localmoe.kernels.weight_forms import WeightForm
 
@@ -99,57 +103,24 @@ def test_pieces_of_records_in_bf12(hidden: int, inner: int, gated: bool, chance:
         assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)
 
 
-@given(st.integers(1, 3), st.integers(1, 6), st.booleans(), st.integers(0, 99))
-def test_pieces_of_records_in_fp8(hidden: int, inner: int, gated: bool, chance: int) -> None:
-    hidden, inner = 64 * hidden, 64 * inner
-    quantum = 128 if inner % 128 == 0 else 64
-    columns = quantum * (chance % (inner // quantum) + 1)
-    shapes = ((1 + gated) * inner, hidden), (hidden, inner)
-    layout = RecordLayout(*shapes, transposed=False, form=WeightForm.FP8)
-    record = torch.zeros(layout.coded_bytes, dtype=torch.uint8)
-    *gate_up, down = layout.fp8_views(record)
-    strips = columns // 16
-    for matrix in gate_up:
-        matrix.codes[:strips] = 1
-        matrix.scales[:strips].view(torch.uint8).fill_(1)
-    down.codes[:, : columns // 64] = 1
-    down.scales[:, : -(-columns // 128)].view(torch.uint8).fill_(1)
-    pieces = rest_pieces(layout, False, quantum, torch.bfloat16)
-    assert pieces and all(piece.fits for piece in pieces)
-    found = covered(pieces, columns, layout.coded_bytes // WORD_BYTES)
-    assert (np.repeat(found, WORD_BYTES) == record.numpy()).all()
-    for piece in pieces:
-        if piece.counted:
-            assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)
+CODED = WeightForm.FP8, WeightForm.NVFP4, WeightForm.INT4, WeightForm.INT4_32
 
 
-@given(st.integers(1, 3), st.integers(1, 6), st.booleans(), st.integers(0, 99))
-def test_pieces_of_records_in_nvfp4(hidden: int, inner: int, gated: bool, chance: int) -> None:
-    hidden, inner, quantum = 64 * hidden, 64 * inner, 64
-    columns = quantum * (chance % (inner // quantum) + 1)
-    shapes = ((1 + gated) * inner, hidden), (hidden, inner)
-    layout = RecordLayout(*shapes, transposed=False, form=WeightForm.NVFP4)
-    record = torch.zeros(layout.coded_bytes, dtype=torch.uint8)
-    *gate_up, down = layout.nvfp4_views(record)
-    strips = columns // 16
-    for matrix in gate_up:
-        matrix.codes[:strips] = matrix.scales[:strips] = 1
-        matrix.factors[:strips].view(torch.uint8).fill_(1)
-    down.codes[:, : columns // 64] = down.scales[:, : columns // 64] = 1
-    pieces = rest_pieces(layout, False, quantum, torch.bfloat16)
-    assert pieces and all(piece.fits and piece.counted for piece in pieces)
-    found = covered(pieces, columns, layout.coded_bytes // WORD_BYTES)
-    assert (np.repeat(found, WORD_BYTES) == record.numpy()).all()
-    for piece in pieces:
-        assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)
+def sides(matrix: PackedMatrix, *, of_rows: bool) -> list[tuple[Tensor, int]]:
+    """What lies beside the codes, first by strips, then by so many columns. of_rows: also what is a row's."""
+    if isinstance(matrix, Int4Matrix):
+        return [(matrix.words, matrix.span)]
+    assert isinstance(matrix, Fp8Matrix | Nvfp4Matrix)
+    if isinstance(matrix, Fp8Matrix):
+        return [(matrix.scales, 128)]
+    return [(matrix.scales, 64), *([(matrix.factors, 0)] if of_rows else [])]
 
 
 @given(
-    st.integers(1, 3), st.integers(1, 6), st.booleans(), st.integers(0, 99),
-    st.sampled_from([WeightForm.INT4, WeightForm.INT4_32]),
+    st.sampled_from(CODED), st.integers(1, 3), st.integers(1, 6), st.booleans(), st.integers(0, 99),
 )  # fmt: skip
-def test_pieces_of_records_in_int4(
-    hidden: int, inner: int, gated: bool, chance: int, form: WeightForm
+def test_pieces_of_records_in_codes(
+    form: WeightForm, hidden: int, inner: int, gated: bool, chance: int
 ) -> None:
     hidden, inner = 64 * hidden, 64 * inner
     quantum = 128 if inner % 128 == 0 else 64
@@ -157,13 +128,12 @@ def test_pieces_of_records_in_int4(
     shapes = ((1 + gated) * inner, hidden), (hidden, inner)
     layout = RecordLayout(*shapes, transposed=False, form=form)
     record = torch.zeros(layout.coded_bytes, dtype=torch.uint8)
-    *gate_up, down = layout.int4_views(record)
-    strips, one = columns // 16, 0x01010101
+    *gate_up, down = layout.packed_views(record)
     for matrix in gate_up:
-        matrix.codes[:strips] = 1
-        matrix.words[:strips] = one
-    down.codes[:, : columns // 64] = 1
-    down.words[:, : -(-columns // down.span)] = one
+        for part, _ in ((matrix.codes, 0), *sides(matrix, of_rows=True)):
+            part[: columns // 16].view(torch.uint8).fill_(1)
+    for part, width in ((down.codes, 64), *sides(down, of_rows=False)):
+        part[:, : -(-columns // width)].view(torch.uint8).fill_(1)
     pieces = rest_pieces(layout, False, quantum, torch.bfloat16)
     assert pieces and all(piece.fits for piece in pieces)
     found = covered(pieces, columns, layout.coded_bytes // WORD_BYTES)
