@@ -134,36 +134,60 @@ def hit_of(info: ModelInfo) -> SearchHit:
     """One entry of the Hub's list."""
     config: Mapping[str, Any] = info.config if isinstance(info.config, dict) else {}
     architecture = config.get("model_type")
-    weights = info.safetensors
+    read, foreign = _forms(info, config)
     return SearchHit(
         repo_id=info.id,
         architecture=architecture if isinstance(architecture, str) else "",
-        num_params=int(weights.total) if weights is not None and weights.total else None,
+        num_params=_num_params(info.safetensors, read),
         licence=licence_of(info),
         gated=bool(info.gated),
         downloads=int(info.downloads or 0),
-        refusal=_refusal(info, config),
+        refusal=_refusal(info, config, read, foreign),
         config={key: config[key] for key in _CLASSES if key in config},
     )
 
 
-def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
+def _num_params(weights: Any, read: str | None) -> int | None:
+    """Of a repo's weights in a form that is read, of which the Hub counts the words or bytes."""
+    if weights is None or not weights.total:
+        return None
+    total, stored = int(weights.total), weights.parameters
+    if not isinstance(stored, dict) or sum(stored.values()) != total:
+        return total
+    if read == "int4":
+        return int(total + 7 * stored.get("I32", 0))
+    pairs = int(stored.get("U8", 0))
+    if read == "nvfp4":
+        return total + pairs - pairs // 8  # without their scales
+    return total - pairs + pairs * 32 // 17 if read == "mxfp4" else total
+
+
+def _forms(info: ModelInfo, config: Mapping[str, Any]) -> tuple[str | None, set[str]]:
+    """Of the forms that are read the one that a repo's weights are in, and tags of others."""
     tags = {tag.lower() for tag in info.tags or ()}
     words = set(re.split(r"[-_./]", info.id.lower()))  # some say it nowhere else
     tags |= {"nvfp4", "fp8", "int4"} & words | ({"int4"} if words & _INT4_WORDS else set())
-    quantised = config.get("quantization_config")
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    read = next((name for name in _READ if _is_read(name, tags, config, _method(config))), None)
     foreign = tags & _QUANTISED_TAGS
-    read = next((name for name in _READ if _is_read(name, tags, config, method)), None)
+    return read, foreign if read is None else foreign - {read, *_READ[read]}
+
+
+def _method(config: Mapping[str, Any]) -> object:
+    """By which weights are quantised, as the config names it."""
+    said = config.get("quantization_config")
+    return said.get("quant_method") if isinstance(said, dict) else None
+
+
+def _refusal(info: ModelInfo, config: Mapping[str, Any], read: str | None, foreign: set[str]) -> str:
+    quantised, method = config.get("quantization_config"), _method(config)
     if read is not None:
         quantised = method = None
-        foreign -= {read, *_READ[read]}
     if quantised or foreign:
         kind = method if isinstance(method, str) else ", ".join(sorted(foreign)) or "unknown"
         return (
             f"its weights are quantised ({kind}); localmoe needs them in 16 bits, FP8, NVFP4, MXFP4 or INT4"
         )
-    if info.safetensors is None and "safetensors" not in tags:
+    if info.safetensors is None and "safetensors" not in {tag.lower() for tag in info.tags or ()}:
         return "it has no safetensors weights"
     return ""
 

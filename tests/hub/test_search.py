@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelInfo
 from hypothesis import given
 from hypothesis import strategies as st
 from support.hub_home import hub_and_home, small_model, weights
@@ -14,7 +15,7 @@ from support.hub_server import TOKEN, HubServer
 from localmoe.core.errors import DownloadError, HubUnreachableError
 from localmoe.engine.searching import architecture_kind, search_runnable
 from localmoe.hub.names import is_repo_id
-from localmoe.hub.search import find_repo, search_models
+from localmoe.hub.search import find_repo, hit_of, search_models
 from localmoe.hub.token import save_token
 
 CONFIG = b'{"model_type": "%s", %s}'
@@ -205,3 +206,27 @@ def test_any_other_text_is_words_or_a_valid_repo(text: str) -> None:
         assert "\n" not in str(error)
         return
     assert found is None or (is_repo_id(found[0]) and "/" in found[0])
+
+
+@pytest.mark.parametrize(
+    ("said", "stored", "params"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, {"I32": 100, "F16": 25, "BF16": 10}, 835),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {"U8": 80, "F8_E4M3": 10, "BF16": 5}, 165),
+        ({"quant_method": "mxfp4"}, {"U8": 170, "BF16": 5}, 325),
+        ({"quant_method": "fp8"}, {"F8_E4M3": 100, "BF16": 5}, 105),
+        ({"quant_method": "gptq", "bits": 8}, {"I32": 100}, 100),
+        (None, {"BF16": 7}, 7),
+    ],
+    ids=str,
+)
+def test_weights_in_codes_are_counted_one_by_one(
+    said: dict[str, object] | None, stored: dict[str, int], params: int
+) -> None:
+    """The Hub counts their words, or bytes."""
+    config = {"model_type": "qwen3_moe", **({"quantization_config": said} if said else {})}
+    info = ModelInfo(
+        id="a/b", tags=[], config=config,
+        safetensors={"parameters": stored, "total": sum(stored.values())},
+    )  # fmt: skip
+    assert hit_of(info).num_params == params
