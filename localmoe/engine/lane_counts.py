@@ -25,7 +25,7 @@ def allow_cpu(parts: EngineParts, allowed: bool) -> bool:
             "Experts on the disk come by the CPU, which a strict answer does without: load the model with "
             "strict on, or its experts in RAM."
         )
-    parts.runner.passes.lane.allowed = allowed
+    parts.runner.passes.lane.begin_answer(allowed=allowed)
     return allowed
 
 

@@ -12,7 +12,8 @@ _GLANCE = 8  # passes after which one that is far slower is not tried to its end
 _FAR = 1.4  # slower
 _BETTER = 0.97  # of the other's time, or what is done stays
 _APART, _MOST_APART = 1024, 8192  # passes between trials; twice as many each time that nothing changes
-_CHANGED = 0.15  # of a pass's time since the last trial, by which another one is due at once
+_CHANGED = 0.15  # of a pass's time since the last trial, by which another one is due
+_LEAST_APART = 256  # passes between trials at least
 _TRIMMED = 10  # one in so many, at either end: a hiccup says nothing of both
 
 
@@ -27,43 +28,53 @@ class LaneTrial:
     def __init__(self) -> None:
         self.out = False
         self.trying = False
-        self._seconds: list[float] = []  # of passes since the last change
+        self._seconds: list[float] = []  # of passes since the last change, of one text
+        self._passes = 0  # since the last trial
         self._before = 0.0  # a pass's, of the way that is compared with
         self._decided = 0.0  # a pass's, after the last trial; 0: not known yet
         self._apart = 0  # at first as soon as enough was measured
+
+    def begin_text(self) -> None:
+        """What comes next is of another text, whose passes are not to be compared with those of the last."""
+        if self.trying:
+            self.out, self.trying = not self.out, False
+        self._seconds = []
 
     def note(self, seconds: float) -> None:
         """A pass of one token, right behind another one, took so long on the GPU."""
         self._seconds.append(seconds)
         count = len(self._seconds)
         if not self.trying:
+            self._passes += 1
             if count >= _SETTLING + _MEASURED and (count - _SETTLING) % _MEASURED == 0:
-                self._look(_mean(self._seconds[-_MEASURED:]), count)
+                self._look(_mean(self._seconds[-_MEASURED:]))
             return
         if count == _GLANCE and _mean(self._seconds) > _FAR * self._before:
             self._keep()
         elif count == _SETTLING + _MEASURED:
             if _mean(self._seconds[-_MEASURED:]) < _BETTER * self._before:
-                self._apart, self.trying, self._seconds, self._decided = _APART, False, [], 0.0
+                self._apart = _APART
+                self._decide(out=self.out)
             else:
                 self._keep()
 
-    def _look(self, mean: float, count: int) -> None:
+    def _look(self, mean: float) -> None:
         """Whether it is time for a trial."""
         changed = self._decided > 0 and abs(mean / self._decided - 1) > _CHANGED
-        if count >= self._apart or changed:
+        if self._passes >= self._apart or (changed and self._passes >= _LEAST_APART):
             self._before = mean
-            self._change(trying=True)
+            self.out, self.trying, self._seconds = not self.out, True, []
         elif not self._decided:
             self._decided = mean
 
     def _keep(self) -> None:
         """What was done before."""
         self._apart = min(max(2 * self._apart, _APART), _MOST_APART)
-        self._change(trying=False)
+        self._decide(out=not self.out)
 
-    def _change(self, *, trying: bool) -> None:
-        self.out, self.trying, self._seconds, self._decided = not self.out, trying, [], 0.0
+    def _decide(self, *, out: bool) -> None:
+        self.out, self.trying, self._seconds = out, False, []
+        self._passes, self._decided = 0, 0.0
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -69,6 +69,11 @@ class LaneMemory(PassMemory):
         self._owed_s = 0.0  # of the link, for what is to be completed
         self._rotation = 0
 
+    def begin_answer(self) -> None:
+        """As of PassMemory."""
+        super().begin_answer()
+        self._trial.begin_text()
+
     def advance(self, seconds: float) -> None:
         """Let time pass; what is to be completed comes once no copy runs."""
         copying_s = self._left_s + (len(self._copies) - 1) * self._machine.copy_s if self._copies else 0.0

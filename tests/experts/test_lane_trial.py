@@ -60,6 +60,28 @@ def test_what_changes_unseen_is_tried_again_after_a_while_and_what_changes_seen_
     assert machine.trial.out
 
 
+def test_passes_of_two_texts_are_not_compared() -> None:
+    """Of a long one and of a short one, which is faster with the CPU and without."""
+    machine = Machine(1.0, 1.2)
+    for _ in range(5):
+        machine.run(_SETTLING + _MEASURED)  # after which the CPU is left out
+        assert machine.trial.trying
+        machine.both, machine.link = machine.both / 2, machine.link / 2
+        machine.trial.begin_text()
+        assert not machine.trial.out and not machine.trial.trying
+    machine.run(2 * (_SETTLING + _MEASURED))
+    assert not machine.trial.out and not machine.trial.trying
+
+
+def test_texts_of_other_lengths_do_not_have_trials_follow_each_other() -> None:
+    machine = Machine(1.0, 1.2)
+    for i in range(40):
+        machine.both, machine.link = (1.0, 1.2) if i % 2 else (2.0, 2.4)
+        machine.trial.begin_text()
+        machine.run(200)
+    assert sum(machine.out) < 0.25 * len(machine.out)
+
+
 def test_hiccups_do_not_count() -> None:
     machine = Machine(1.0, 0.9)
     for _ in range(2 * (_SETTLING + _MEASURED) // 20):

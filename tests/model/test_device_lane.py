@@ -50,6 +50,7 @@ def test_passes_of_one_token_may_do_without_it_and_others_do_not(lane: DeviceLan
     lane.prepare_pass(rig.memory)
     lane.open_pass(rig.memory, single=True)
     assert not lane.on and not lane.open_passes
+    assert [lane.likely_on(rows) for rows in (1, 2, 72)] == [False, True, True]
     for kind in (LanePass.WINDOW, LanePass.PROMPT):
         lane.prepare_pass(rig.memory)
         lane.open_pass(rig.memory, kind)
@@ -63,6 +64,8 @@ def test_the_trial_hears_how_long_passes_took_while_the_lane_may_be_on(lane: Dev
         for _ in range(64):
             lane.note_pass(0.004, 0.001, 20)
         assert lane.trial.trying, "the last ones were of an answer without it"
+    lane.begin_answer(allowed=True)
+    assert lane.allowed and not lane.trial.trying, "what comes is of another text"
 
 
 def test_a_pass_takes_the_lane_only_where_an_expert_may_be_missing(lane: DeviceLane) -> None:
