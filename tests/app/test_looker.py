@@ -65,7 +65,7 @@ def looker(tmp_path: Path, asked: Path) -> Iterator[Looker]:
     (tmp_path / "process.py").write_text(PROCESS, encoding="utf-8")
     command = (sys.executable, str(tmp_path / "process.py"), str(asked))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    made = Looker(environment, command, look_s=0.8, most_bytes=64 << 20)
+    made = Looker(environment, command, look_s=1.4, most_bytes=64 << 20)
     yield made
     made.close()
 
