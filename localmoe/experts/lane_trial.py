@@ -36,8 +36,8 @@ class LaneTrial:
 
     def begin_text(self) -> None:
         """What comes next is of another text, whose passes are not to be compared with those of the last."""
-        if self.trying:
-            self.out, self.trying = not self.out, False
+        if self.trying:  # to begin one in every answer that is too short for its end would cost for ever
+            self._keep(_LEAST_APART)
         self._seconds = []
 
     def note(self, seconds: float) -> None:
@@ -67,9 +67,9 @@ class LaneTrial:
         elif not self._decided:
             self._decided = mean
 
-    def _keep(self) -> None:
-        """What was done before."""
-        self._apart = min(max(2 * self._apart, _APART), _MOST_APART)
+    def _keep(self, apart: int = _APART) -> None:
+        """What was done before, for `apart` passes at least."""
+        self._apart = min(max(2 * self._apart, apart), _MOST_APART)
         self._decide(out=not self.out)
 
     def _decide(self, *, out: bool) -> None:
@@ -79,6 +79,6 @@ class LaneTrial:
 
 def _mean(seconds: Sequence[float]) -> float:
     """Without the least and the most."""
-    cut = len(seconds) // _TRIMMED
+    cut = max(1, len(seconds) // _TRIMMED)
     kept = sorted(seconds)[cut : len(seconds) - cut]
     return sum(kept) / len(kept)

@@ -90,10 +90,6 @@ class DevicePassState:
         """Whether the window's pass at hand takes the CPU lane."""
         return self.lane is not None and self.lane.on
 
-    def lane_is_likely(self, rows: int) -> bool:
-        """Whether windows of so many rows will."""
-        return self.lane is not None and self.lane.likely_on(rows)
-
 
 def pair_bytes(shape: ExpertShape) -> int:
     """What an expert computes of a token of a prompt: the product of gate and up, and its output in

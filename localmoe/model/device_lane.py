@@ -71,7 +71,6 @@ class DeviceLane:
         self.measured = rates
         self.trial = trial
         self.on = False
-        self._wanted = False  # by passes that are not of a single token
         self.allowed = True
         self.failure = ""
         self.waited = 0
@@ -118,13 +117,8 @@ class DeviceLane:
     def settle(self, memory: DeviceExpertMemory, *, single: bool = False) -> None:
         """Take the lane where an expert may be missing and all is well, in a pass of a `single` token if that
         is not slower."""
-        self._wanted = self.may_be_on and memory.may_copy
         out = single and self.trial is not None and self.trial.out
-        self.on = self._wanted and not out
-
-    def likely_on(self, rows: int) -> bool:
-        """Whether a window's pass of so many rows would take it now."""
-        return self.on or (rows > 1 and self._wanted and not self.failure)
+        self.on = self.may_be_on and memory.may_copy and not out
 
     def prepare_pass(self, memory: DeviceExpertMemory) -> None:
         """For a window's pass that comes next, if one comes; of how many tokens is not known."""

@@ -54,7 +54,7 @@ def serving(
     for enough in [0] if not rows else [bucket for bucket in WINDOW_BUCKETS if bucket >= rows]:
         visible = visible_for(start + enough, capacity)
         sizes = dict.fromkeys((visible, visible_for(visible + 1, capacity)))
-        yield [_kind(state, choice, enough, positions, state.lane_is_on) for positions in sizes]
+        yield [_kind(state, choice, enough, positions) for positions in sizes]
 
 
 def likely(state: DevicePassState, choice: ChoiceKind, length: int, capacity: int) -> list[PassKind]:
@@ -63,12 +63,12 @@ def likely(state: DevicePassState, choice: ChoiceKind, length: int, capacity: in
     visible = visible_for(length + length // 3 + 1, capacity)
     drafts = [0] if state.drafts else []
     return [
-        _kind(state, choice, rows, visible, state.lane_is_likely(rows))
+        _kind(state, choice, rows, visible)
         for rows in dict.fromkeys((*drafts, *_FIRST_WANTED, *WINDOW_BUCKETS))
     ]
 
 
-def _kind(state: DevicePassState, choice: ChoiceKind, rows: int, visible: int, lane: bool) -> PassKind:
+def _kind(state: DevicePassState, choice: ChoiceKind, rows: int, visible: int) -> PassKind:
     if not rows:
         return PassKind(0, visible, choice, fused=state.fused_draft)
-    return PassKind(rows, visible, choice, lane, state.ahead and rows == 1)
+    return PassKind(rows, visible, choice, state.lane_is_on, state.ahead and rows == 1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localmoe.experts.lane_trial import _APART, _FAR, _GLANCE, _MEASURED, _SETTLING, LaneTrial
+from localmoe.experts.lane_trial import _APART, _FAR, _GLANCE, _LEAST_APART, _MEASURED, _SETTLING, LaneTrial
 
 
 class Machine:
@@ -63,13 +63,14 @@ def test_what_changes_unseen_is_tried_again_after_a_while_and_what_changes_seen_
 def test_passes_of_two_texts_are_not_compared() -> None:
     """Of a long one and of a short one, which is faster with the CPU and without."""
     machine = Machine(1.0, 1.2)
-    for _ in range(5):
-        machine.run(_SETTLING + _MEASURED)  # after which the CPU is left out
-        assert machine.trial.trying
-        machine.both, machine.link = machine.both / 2, machine.link / 2
-        machine.trial.begin_text()
-        assert not machine.trial.out and not machine.trial.trying
-    machine.run(2 * (_SETTLING + _MEASURED))
+    machine.run(_SETTLING + _MEASURED)  # after which the CPU is left out
+    assert machine.trial.trying
+    machine.both, machine.link = machine.both / 2, machine.link / 2
+    machine.trial.begin_text()
+    assert not machine.trial.out and not machine.trial.trying
+    machine.run(_LEAST_APART + _MEASURED)
+    assert machine.trial.trying, "another one, of the text at hand"
+    machine.run(_SETTLING + _MEASURED)
     assert not machine.trial.out and not machine.trial.trying
 
 
@@ -89,3 +90,19 @@ def test_hiccups_do_not_count() -> None:
         machine.trial.note(30.0)
     machine.run(20)
     assert machine.trial.out
+
+
+def test_one_hiccup_does_not_end_a_trial() -> None:
+    machine = Machine(1.0, 0.85)
+    machine.run(_SETTLING + _MEASURED + _GLANCE // 2)
+    machine.trial.note(6.0)
+    machine.run(_SETTLING + _MEASURED)
+    assert machine.trial.out and not machine.trial.trying
+
+
+def test_answers_too_short_for_a_trials_end_do_not_each_begin_one() -> None:
+    machine = Machine(1.0, 1.35)
+    for _ in range(200):
+        machine.trial.begin_text()
+        machine.run(_SETTLING + _MEASURED + 36)
+    assert np.mean(machine.out) < 0.05

@@ -13,10 +13,7 @@ from localmoe.model.step_graphs import MAX_GRAPHS
 
 
 def state(draft: bool = True, lane: bool = True, ahead: bool = True) -> Any:
-    return SimpleNamespace(
-        drafts=draft, fused_draft=True, lane_is_on=lane, lane_is_likely=lambda _: lane,
-        ahead=ahead,
-    )  # fmt: skip
+    return SimpleNamespace(drafts=draft, fused_draft=True, lane_is_on=lane, ahead=ahead)
 
 
 @given(st.integers(0, WINDOW_BUCKETS[-1]), st.integers(0, 40_000), st.integers(100, 50_000), st.booleans())
