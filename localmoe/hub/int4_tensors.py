@@ -18,6 +18,10 @@ _BITS = 4
 _IN_WORD = 8
 _PACKED = "weight_packed"
 _WORDS = "qweight"
+# behind the name of what they belong to: scales, zero points, and the group of each column
+_OF_ROWS = ("weight_scale", "weight_zero_point", "weight_g_idx")
+_OF_COLUMNS = ("scales", "qzeros", "g_idx")
+_BESIDE = (*_OF_ROWS, *_OF_COLUMNS, "weight_shape")
 _SCALE_DTYPES = ("F16", "BF16", "F32")
 _AUTO_ROUND = ("auto-round", "intel/auto-round")
 # how AutoRound writes what it makes
@@ -127,7 +131,7 @@ def with_integers(tensors: Mapping[str, TensorHeader], config: Mapping[str, Any]
         weights = _together(tensors, base, header, packing or Packing.ROWS, more, sizes)
         del found[name]
         found[weights.name] = weights
-        used |= {other for other in (base + end for end in _BESIDE) if other in tensors}
+        used |= {base + end for end in _BESIDE}
     return {name: header for name, header in found.items() if name not in used}
 
 
@@ -142,15 +146,9 @@ def _needed(config: Mapping[str, Any]) -> tuple[str, ...]:
     return ("scales", "qzeros", "g_idx") if several else ("scales", "qzeros")
 
 
-_BESIDE = (
-    "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape", "scales", "qzeros", "g_idx",
-)  # fmt: skip
-
-
 def _is_second_version(config: Mapping[str, Any]) -> bool:
     """Whether zero points are stored as they are, of GPTQ."""
-    written = config["quantization_config"].get("checkpoint_format")
-    return isinstance(written, str) and written == "gptq_v2"
+    return bool(config["quantization_config"].get("checkpoint_format") == "gptq_v2")
 
 
 def _together(
@@ -159,9 +157,7 @@ def _together(
 ) -> TensorHeader:  # fmt: skip
     """As weights, with what belongs to them."""
     by_rows = packing is Packing.ROWS
-    names = (
-        ("weight_scale", "weight_zero_point", "weight_g_idx") if by_rows else ("scales", "qzeros", "g_idx")
-    )
+    names = _OF_ROWS if by_rows else _OF_COLUMNS
     zeros, places = (tensors.get(base + name) for name in names[1:])
     scales = tensors[base + names[0]]
     first, second = header.shape

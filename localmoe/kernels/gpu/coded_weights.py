@@ -105,7 +105,7 @@ def down(
     of BK."""
     codes: tl.constexpr = H * C // 4 if FORM == FP8 else H * C // 8
     spans: tl.constexpr = H // 64 + 1 if FORM == NVFP4 else H // 32 if FORM == INT4_32 else (H + 127) // 128
-    SIDE: tl.constexpr = codes + (2 if GATED else 1) * C * spans  # behind what is beside others
+    SIDE: tl.constexpr = codes + (2 if GATED else 1) * C * spans  # and what is beside the others
     n = block * BN + tl.arange(0, BN)
     PARTS: tl.constexpr = 2 if FORM == INT4_32 else 1  # of a tile, each with scales of its own
     WIDTH: tl.constexpr = BK // PARTS

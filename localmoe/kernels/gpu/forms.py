@@ -19,7 +19,8 @@ INT4_32 = tl.constexpr(6)
 
 NUMBERS: Mapping[WeightForm, int] = MappingProxyType(
     {
-        WeightForm.PLAIN: 0, WeightForm.MXFP4: 1, WeightForm.BF12: 2, WeightForm.FP8: 3,
-        WeightForm.NVFP4: 4, WeightForm.INT4: 5, WeightForm.INT4_32: 6,
+        WeightForm.PLAIN: PLAIN.value, WeightForm.MXFP4: MXFP4.value, WeightForm.BF12: BF12.value,
+        WeightForm.FP8: FP8.value, WeightForm.NVFP4: NVFP4.value, WeightForm.INT4: INT4.value,
+        WeightForm.INT4_32: INT4_32.value,
     }
 )  # fmt: skip
